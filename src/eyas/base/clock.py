@@ -1,0 +1,19 @@
+"""Time and the identity of this boot."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+
+def utc_now_text() -> str:
+    """Now, as ``2026-11-29T21:37:05.123Z``."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def boot_id() -> str:
+    """An identity that changes with every boot of the machine; ``unknown`` where there is none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"

@@ -1,0 +1,1 @@
+"""Floor 7: words in, words out; the only place that prints."""

@@ -1,0 +1,1 @@
+"""Floor 3: checkpoint layouts that engines load, and their inspection."""

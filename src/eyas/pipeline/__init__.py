@@ -1,0 +1,1 @@
+"""Floor 5: order of the stages, resume, the lock and signals."""

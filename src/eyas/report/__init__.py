@@ -1,0 +1,1 @@
+"""Floor 6: view models from the project folder."""

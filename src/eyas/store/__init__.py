@@ -1,0 +1,1 @@
+"""Floor 2: samples, segments, the ledger and the scrub; no torch."""

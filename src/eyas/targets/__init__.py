@@ -1,0 +1,1 @@
+"""Floor 3: where tokens and states come from."""

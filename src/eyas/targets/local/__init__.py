@@ -1,0 +1,1 @@
+"""The target as a transformers model in this process."""
