@@ -17,9 +17,7 @@ def recipe_hash(recipe: Mapping[str, object]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def recipe_differences(
-    old: Mapping[str, object], new: Mapping[str, object], prefix: str = ""
-) -> list[str]:
+def recipe_differences(old: Mapping[str, object], new: Mapping[str, object], prefix: str = "") -> list[str]:
     """One line per field that differs: ``aux_layers: [2, 15, 27] -> [2, 14, 27]``."""
     lines = []
     for key in sorted(old.keys() | new.keys()):

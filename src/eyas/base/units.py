@@ -45,7 +45,7 @@ def format_seconds(seconds: float) -> str:
     """A duration: ``0.8 s``, ``42 s``, ``3 min 5 s``, ``4 h 42 min``, ``2 d 3 h``."""
     if seconds < 10:
         return f"{seconds:.1f} s"
-    whole = int(round(seconds))
+    whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
     if whole < 3600:

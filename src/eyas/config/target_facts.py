@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -89,7 +90,9 @@ def read_target_facts(model: Path) -> TargetFacts:
         )
     hidden, heads = int(get("hidden_size")), int(get("num_attention_heads"))
     parameters = get("rope_parameters") or {}
-    scaling = get("rope_scaling") or ({} if parameters.get("rope_type", "default") == "default" else parameters)
+    scaling = get("rope_scaling") or (
+        {} if parameters.get("rope_type", "default") == "default" else parameters
+    )
     return TargetFacts(
         model_type=str(get("model_type", "unknown")),
         architecture=str((outer.get("architectures") or ["unknown"])[0]),
@@ -113,12 +116,10 @@ def read_target_facts(model: Path) -> TargetFacts:
 def _end_tokens(model: Path, configured: Any) -> tuple[int, ...]:
     found: list[int] = []
     sources = [configured]
-    try:
+    with contextlib.suppress(OSError, ValueError):  # an optional file
         sources.append(
             json.loads((model / "generation_config.json").read_text(encoding="utf-8")).get("eos_token_id")
         )
-    except (OSError, ValueError):
-        pass  # optional file
     for value in sources:
         for token in value if isinstance(value, list) else [value]:
             if token is not None and int(token) not in found:
