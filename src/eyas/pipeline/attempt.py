@@ -1,0 +1,113 @@
+"""One attempt: a folder of logs that is never overwritten, and the events in it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from eyas.base.clock import utc_now_text
+from eyas.base.progress import Progress
+
+BEAT_SECONDS = 5.0
+"""How often progress is written into the events of an attempt."""
+
+
+def attempt_folders(logs: Path) -> list[Path]:
+    """All attempts, oldest first."""
+    return sorted(p for p in logs.glob("attempt-*") if p.is_dir()) if logs.is_dir() else []
+
+
+def read_events(folder: Path) -> list[dict[str, Any]]:
+    """The events of an attempt; a line torn by a crash is left out."""
+    events: list[dict[str, Any]] = []
+    with contextlib.suppress(OSError):
+        for line in (folder / "events.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():
+            with contextlib.suppress(ValueError):
+                event = json.loads(line)
+                if isinstance(event, dict):
+                    events.append(event)
+    return events
+
+
+class Attempt:
+    """Writes the events of one attempt; create it while holding the lock.
+
+    Attributes:
+        number: counts from 1.
+        folder: ``logs/attempt-0007``.
+    """
+
+    def __init__(self, logs: Path, verb: str) -> None:
+        folders = attempt_folders(logs)
+        self.number = int(folders[-1].name.rpartition("-")[2]) + 1 if folders else 1
+        self.folder = logs / f"attempt-{self.number:04d}"
+        self.folder.mkdir(parents=True)
+        self._events: IO[str] = open(self.folder / "events.jsonl", "a", encoding="utf-8")  # noqa: SIM115
+        self._point_latest(logs)
+        self.event("attempt started", verb=verb, pid=os.getpid())
+
+    def _point_latest(self, logs: Path) -> None:
+        link = logs / f".latest.{os.getpid()}"
+        link.unlink(missing_ok=True)
+        link.symlink_to(self.folder.name)
+        os.replace(link, logs / "latest")
+
+    def event(self, kind: str, **detail: object) -> None:
+        """Write one event; a log that cannot be written (disk full) does not end the work."""
+        with contextlib.suppress(OSError):
+            self._events.write(
+                json.dumps({"at": utc_now_text(), "event": kind, **detail}, ensure_ascii=False) + "\n"
+            )
+            self._events.flush()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._events.close()
+
+
+class RecordedProgress:
+    """Passes progress on to a listener and beats it into the events of an attempt."""
+
+    def __init__(self, attempt: Attempt, listener: Progress, stage: str) -> None:
+        self._attempt, self._listener, self._stage = attempt, listener, stage
+        self._label, self._unit = "", ""
+        self._done = self._begun = self._total = 0
+        self._started = self._last_beat = time.monotonic()
+        self._facts: dict[str, float | int | str] = {}
+
+    def start(self, label: str, *, total: int, unit: str, done: int = 0) -> None:
+        self._label, self._unit, self._total = label, unit, total
+        self._begun = self._done = done
+        self._started = self._last_beat = time.monotonic()
+        self._listener.start(label, total=total, unit=unit, done=done)
+        self._beat()
+
+    def advance(self, units: int, **facts: float | int | str) -> None:
+        self._done += units
+        self._facts.update(facts)
+        self._listener.advance(units, **facts)
+        if time.monotonic() - self._last_beat >= BEAT_SECONDS or self._done >= self._total:
+            self._beat()
+
+    def say(self, message: str) -> None:
+        self._attempt.event("message", stage=self._stage, text=message)
+        self._listener.say(message)
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        self._last_beat = now
+        elapsed = now - self._started
+        self._attempt.event(
+            "progress",
+            stage=self._stage,
+            label=self._label,
+            unit=self._unit,
+            done=self._done,
+            total=self._total,
+            rate=round((self._done - self._begun) / elapsed, 3) if elapsed > 0 else 0.0,
+            **{k: v for k, v in self._facts.items() if k not in ("stage", "label", "unit")},
+        )

@@ -1,0 +1,32 @@
+"""What one stage leaves in the folder for another to find."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from eyas.base.files import read_json
+from eyas.base.seal import is_sealed, read_seal
+from eyas.stages.project import Project
+
+
+def recorded_capture_recipe(project: Project) -> dict[str, object] | None:
+    """The recipe of the store on disk; None before the first capture."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return dict(read_json(project.layout.store_recipe)["recipe"])
+    return None
+
+
+def checkpoint_folders(checkpoints: Path) -> list[Path]:
+    """Sealed checkpoints, oldest first."""
+    if not checkpoints.is_dir():
+        return []
+    return sorted(p for p in checkpoints.glob("step-*") if is_sealed(p))
+
+
+def final_checkpoint(project: Project) -> Path | None:
+    """The checkpoint that ends a training run; None while there is none."""
+    folders = checkpoint_folders(project.layout.checkpoints)
+    if folders and read_seal(folders[-1])["about"].get("finished"):
+        return folders[-1]
+    return None
