@@ -12,8 +12,15 @@ from typing import IO, Any
 from eyas.base.clock import utc_now_text
 from eyas.base.progress import Progress
 
+EVENTS_NAME = "events.jsonl"
 BEAT_SECONDS = 5.0
 """How often progress is written into the events of an attempt."""
+
+
+def next_number(logs: Path) -> int:
+    """The lowest attempt number that no folder has."""
+    folders = attempt_folders(logs)
+    return int(folders[-1].name.rpartition("-")[2]) + 1 if folders else 1
 
 
 def attempt_folders(logs: Path) -> list[Path]:
@@ -22,31 +29,31 @@ def attempt_folders(logs: Path) -> list[Path]:
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
-    """The events of an attempt; a line torn by a crash is left out."""
+    """The events of an attempt, details beside ``at`` and ``event``; a torn line is left out."""
     events: list[dict[str, Any]] = []
     with contextlib.suppress(OSError):
-        for line in (folder / "events.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():
-            with contextlib.suppress(ValueError):
-                event = json.loads(line)
-                if isinstance(event, dict):
-                    events.append(event)
+        for line in (folder / EVENTS_NAME).read_text(encoding="utf-8", errors="replace").splitlines():
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                record = json.loads(line)
+                events.append({"at": record["at"], "event": record["kind"], **record["detail"]})
     return events
 
 
 class Attempt:
     """Writes the events of one attempt; create it while holding the lock.
 
+    The lines have the form of the ledger's events, from which a lost ledger is rebuilt.
+
     Attributes:
-        number: counts from 1.
+        number: the ledger's number of the attempt.
         folder: ``logs/attempt-0007``.
     """
 
-    def __init__(self, logs: Path, verb: str) -> None:
-        folders = attempt_folders(logs)
-        self.number = int(folders[-1].name.rpartition("-")[2]) + 1 if folders else 1
+    def __init__(self, logs: Path, number: int, verb: str) -> None:
+        self.number = number
         self.folder = logs / f"attempt-{self.number:04d}"
         self.folder.mkdir(parents=True)
-        self._events: IO[str] = open(self.folder / "events.jsonl", "a", encoding="utf-8")  # noqa: SIM115
+        self._events: IO[str] = open(self.folder / EVENTS_NAME, "a", encoding="utf-8")  # noqa: SIM115
         self._point_latest(logs)
         self.event("attempt started", verb=verb, pid=os.getpid())
 
@@ -59,9 +66,8 @@ class Attempt:
     def event(self, kind: str, **detail: object) -> None:
         """Write one event; a log that cannot be written (disk full) does not end the work."""
         with contextlib.suppress(OSError):
-            self._events.write(
-                json.dumps({"at": utc_now_text(), "event": kind, **detail}, ensure_ascii=False) + "\n"
-            )
+            record = {"at": utc_now_text(), "attempt": self.number, "kind": kind, "detail": detail}
+            self._events.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
             self._events.flush()
 
     def close(self) -> None:

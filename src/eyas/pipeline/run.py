@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -9,7 +11,8 @@ from eyas.base.errors import EyasError, NotReady, RecipeChanged
 from eyas.base.files import set_aside
 from eyas.base.progress import Progress
 from eyas.base.stop import StopFlag
-from eyas.pipeline.attempt import Attempt, RecordedProgress
+from eyas.pipeline.attempt import Attempt, RecordedProgress, next_number
+from eyas.pipeline.ledger import open_ledger
 from eyas.pipeline.lock import hold_lock
 from eyas.pipeline.order import STAGES
 from eyas.pipeline.signals import stop_on_signals
@@ -99,26 +102,31 @@ def run(
         EyasError: whatever ends a stage.
     """
     layout, result, stop = project.layout, RunResult(), StopFlag()
-    with hold_lock(layout.state, verb), stop_on_signals(stop):
-        attempt = Attempt(layout.logs, verb)
+    with (
+        hold_lock(layout.state, verb),
+        stop_on_signals(stop),
+        open_ledger(layout, progress("ledger")) as ledger,
+    ):
+        number = ledger.start_attempt({"verb": verb, "pid": os.getpid()}, at_least=next_number(layout.logs))
+        attempt = Attempt(layout.logs, number, verb)
+        outcome: dict[str, object] = {"outcome": "done"}
         try:
-            with Ledger.open(layout.ledger) as ledger:
-                ledger.start_attempt(attempt.number, verb)
-                for stage in stages:
-                    listener = RecordedProgress(attempt, progress(stage.name), stage.name)
-                    context = RunContext(ledger, listener, stop, attempt.number, retry_failed)
-                    _run_one(stage, project, context, attempt, stage.name in redo, result)
-                result.num_set_aside = ledger.counts().get("set_aside", (0, 0))[0]
-                ledger.end_attempt(attempt.number, "done")
-            attempt.event("attempt ended", outcome="done")
+            for stage in stages:
+                listener = RecordedProgress(attempt, progress(stage.name), stage.name)
+                context = RunContext(ledger, listener, stop, number, retry_failed)
+                _run_one(stage, project, context, attempt, stage.name in redo, result)
+            result.num_set_aside = ledger.counts()["set_aside"].samples
         except EyasError as error:
-            attempt.event("attempt ended", outcome=error.code, **error.as_dict())
+            outcome = {"outcome": error.code, **error.as_dict()}
             raise
         except BaseException as error:
-            attempt.event("attempt ended", outcome=type(error).__name__, what=str(error))
+            outcome = {"outcome": type(error).__name__, "what": str(error)}
             raise
         finally:
+            attempt.event("attempt ended", **outcome)
             attempt.close()
+            with contextlib.suppress(EyasError):  # the log has it; the first error matters more
+                ledger.end_attempt(number, str(outcome["outcome"]))
     return result
 
 
@@ -157,4 +165,5 @@ def _set_outputs_aside(stage: Stage, project: Project, why: str, ledger: Ledger)
         if path.exists():
             set_aside(path, project.layout.set_aside, f"{stage.name} is redone: {why}")
     if stage.name == "extract":
-        ledger.forget_segments()
+        for segment in ledger.segments():
+            ledger.release_segment(segment.name)

@@ -10,7 +10,7 @@ from eyas.base.files import read_json
 from eyas.base.hashing import recipe_differences
 from eyas.stages.digests import sealed_digest
 from eyas.stages.project import Project
-from eyas.stages.protocol import StageView
+from eyas.stages.protocol import StageState, StageView
 from eyas.stages.records import final_checkpoint
 
 
@@ -70,7 +70,7 @@ class EvaluateStage:
         )
         count = int(str(report.get("num_prompts", 0)))
         detail = {"acceptance_length": report.get("acceptance_length")}
-        state = "stale" if differences else "done"
+        state: StageState = "stale" if differences else "done"
         return StageView(self.name, state, count, count, unit, detail, differences)
 
     def verify(self, project: Project) -> list[str]:

@@ -10,7 +10,7 @@ from eyas.base.hashing import recipe_differences
 from eyas.base.seal import is_sealed, read_seal, seal_faults
 from eyas.stages.digests import sealed_digest
 from eyas.stages.project import Project
-from eyas.stages.protocol import StageView
+from eyas.stages.protocol import StageState, StageView
 from eyas.stages.records import final_checkpoint
 
 EXPORT_FORMAT = 1
@@ -55,7 +55,7 @@ class ExportStage:
         recorded = read_seal(folder)["about"].get("recipe", {})
         differences = tuple(recipe_differences(recorded, export_recipe(project, checkpoint)))
         detail: dict[str, object] = {"folder": str(folder)}
-        state = "stale" if differences else "done"
+        state: StageState = "stale" if differences else "done"
         return StageView(self.name, state, 1, 1, "exports", detail, differences)
 
     def verify(self, project: Project) -> list[str]:

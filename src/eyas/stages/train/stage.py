@@ -9,7 +9,7 @@ from eyas.base.hashing import recipe_differences
 from eyas.base.seal import is_sealed, read_seal, seal_faults
 from eyas.stages.digests import sealed_digest
 from eyas.stages.project import Project
-from eyas.stages.protocol import StageView
+from eyas.stages.protocol import StageState, StageView
 from eyas.stages.records import checkpoint_folders, recorded_capture_recipe
 
 # what may change in the middle of a training run without changing its result
@@ -77,7 +77,7 @@ class TrainStage:
         differences = tuple(recipe_differences(recorded, wanted))
         if differences:
             return StageView(self.name, "stale", step, total, unit, detail, differences)
-        state = "done" if about.get("finished") else "partial"
+        state: StageState = "done" if about.get("finished") else "partial"
         return StageView(self.name, state, step, total, unit, detail)
 
     def verify(self, project: Project) -> list[str]:
