@@ -29,7 +29,7 @@ _TEXT = (
     "the user asks a short question and the assistant gives an answer",
     "what is the sum of two and three? the sum is five.",
     "system user assistant\n",
-    "write a function that returns the largest number of a list:\ndef largest(numbers):\n    return max(numbers)",
+    "write a function that returns the largest number:\ndef largest(numbers):\n    return max(numbers)",
     "name the river that runs through the old town, and the year in which the bridge was built.",
 )
 
