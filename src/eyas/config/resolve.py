@@ -10,6 +10,7 @@ from eyas.config.schema import EyasConfig
 from eyas.config.target_facts import TargetFacts, read_target_facts
 
 BYTES_OF_DTYPE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+SAFETENSORS_DTYPE = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 DEFAULT_DRAFT_VOCABULARY = 32_000
 
 

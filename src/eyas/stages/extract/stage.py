@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from eyas.base.errors import DamageFound
+from eyas.base.errors import EyasError
 from eyas.base.hashing import recipe_differences
 from eyas.base.seal import is_sealed, read_seal
+from eyas.config.resolve import SAFETENSORS_DTYPE
 from eyas.stages.project import Project
 from eyas.stages.protocol import StageView
 from eyas.stages.records import recorded_capture_recipe
 from eyas.store.ledger import Ledger
+from eyas.store.recipe import StoreRecipe
 
-STORE_FORMAT = 1
 
-
-def capture_recipe(project: Project, fingerprint: str, dtype: str) -> dict[str, object]:
+def capture_recipe(project: Project, fingerprint: str, dtype: str) -> StoreRecipe:
     """All that determines a capture's content besides the sample itself.
 
     Args:
@@ -24,15 +24,13 @@ def capture_recipe(project: Project, fingerprint: str, dtype: str) -> dict[str, 
         dtype: resolved arithmetic of the target.
     """
     resolved = project.resolved
-    return {
-        "format": STORE_FORMAT,
-        "weights": fingerprint,
-        "aux_layers": list(resolved.aux_layers),
-        "hidden_size": resolved.facts.hidden_size,
-        "compute_dtype": dtype,
-        "store_dtype": project.config.store.dtype,
-        "last": "after the final norm, rows whose next token is supervised",
-    }
+    return StoreRecipe(
+        target_fingerprint=fingerprint,
+        aux_layers=resolved.aux_layers,
+        hidden_size=resolved.facts.hidden_size,
+        compute_dtype=dtype,
+        store_dtype=SAFETENSORS_DTYPE[project.config.store.dtype],
+    )
 
 
 class ExtractStage:
@@ -55,7 +53,7 @@ class ExtractStage:
         about = read_seal(layout.samples)["about"]
         total = int(about.get("num_samples", 0))
         counts = {}
-        with contextlib.suppress(DamageFound, OSError), Ledger.open_read_only(layout.ledger) as ledger:
+        with contextlib.suppress(EyasError, OSError), Ledger.open_read_only(layout.ledger) as ledger:
             counts = ledger.counts()
         stored, tokens = counts.get("stored", (0, 0))
         set_aside = counts.get("set_aside", (0, 0))[0]
@@ -67,10 +65,10 @@ class ExtractStage:
         recorded = recorded_capture_recipe(project)
         if recorded is not None:
             # weights and dtype are compared by the work, which may hash and load
-            wanted = capture_recipe(project, str(recorded.get("weights")), str(recorded.get("compute_dtype")))
-            if project.config.target.dtype != "auto":
-                wanted["compute_dtype"] = project.config.target.dtype
-            differences = tuple(recipe_differences(recorded, wanted))
+            dtype = project.config.target.dtype
+            kept = str(recorded.get("compute_dtype")) if dtype == "auto" else dtype
+            wanted = capture_recipe(project, str(recorded.get("target_fingerprint")), kept)
+            differences = tuple(recipe_differences(recorded, wanted.as_dict()))
             if differences:
                 return StageView(self.name, "stale", stored, total, unit, detail, differences)
         known = sum(samples for samples, _ in counts.values())
