@@ -45,8 +45,8 @@ def build_app() -> App:
         help_format="plaintext",
         result_action="return_value",
     )
-    for name, (place, summary, group) in _VERBS.items():
-        app.command(f"eyas.cli.verbs.{place}", name=name, help=summary, group=group)
+    for order, (name, (place, summary, group)) in enumerate(_VERBS.items()):
+        app.command(f"eyas.cli.verbs.{place}", name=name, help=summary, group=group, sort_key=order)
     config = App(name="config", help="Show the configuration and what follows from it.", group=EXPERT)
     config.command("eyas.cli.verbs.config:show", name="show", help="Every value in force, with its reason.")
     app.command(config)
