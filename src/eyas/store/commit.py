@@ -11,7 +11,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,9 +51,16 @@ class CommittedSegment:
 
 
 def commit_samples(
-    folder: Path, ledger: Ledger, recipe_hash: str, samples: Sequence[CapturedSample]
+    folder: Path,
+    ledger: Ledger,
+    recipe_hash: str,
+    samples: Sequence[CapturedSample],
+    numbers: Iterator[int],
 ) -> CommittedSegment:
     """Write samples as a new segment and note it; on failure try once more in a new file.
+
+    Args:
+        numbers: for new files, each higher than any that was used: see `next_number`.
 
     Raises:
         DiskFull: no room, twice. ``samples`` are untouched and may be committed later.
@@ -61,11 +68,25 @@ def commit_samples(
     """
     started = time.monotonic()
     segment = encode_segment(samples, recipe_hash)
+    sizes = [StoredSize(sample.id, len(sample.tokens), sample.num_supervised) for sample in samples]
+
+    def try_once() -> tuple[str, Commit]:
+        path = folder / segment_name(next(numbers), segment.checksum)
+        write_segment(path, segment)
+        try:
+            return path.name, ledger.commit_segment(path.name, segment.num_bytes, recipe_hash, sizes)
+        except BaseException:
+            # Should the transaction have reached the disk after all, the next quick scrub finds a
+            # segment without its file and returns the samples.
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+            raise
+
     try:
-        name, commit = _try_once(folder, ledger, recipe_hash, samples, segment)
+        name, commit = try_once()
     except (OSError, EyasError):
         try:
-            name, commit = _try_once(folder, ledger, recipe_hash, samples, segment)
+            name, commit = try_once()
         except OSError as error:
             raise write_error(folder, error, segment.num_bytes) from error
     return CommittedSegment(
@@ -76,27 +97,6 @@ def commit_samples(
         ids=segment.ids,
         duplicates=commit.duplicates,
     )
-
-
-def _try_once(
-    folder: Path,
-    ledger: Ledger,
-    recipe_hash: str,
-    samples: Sequence[CapturedSample],
-    segment: EncodedSegment,
-) -> tuple[str, Commit]:
-    name = segment_name(next_number(folder, ledger), segment.checksum)
-    path = folder / name
-    try:
-        write_segment(path, segment)
-        sizes = [StoredSize(sample.id, len(sample.tokens), sample.num_supervised) for sample in samples]
-        return name, ledger.commit_segment(name, segment.num_bytes, recipe_hash, sizes)
-    except BaseException:
-        # Should the transaction have reached the disk after all, the next quick scrub finds a segment
-        # without its file and returns the samples; a file without its segment would be adopted.
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
-        raise
 
 
 def next_number(folder: Path, ledger: Ledger) -> int:
@@ -138,7 +138,12 @@ def write_segment(path: Path, segment: EncodedSegment) -> None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-    _retried(lambda: fsync_folder(path.parent))
+    try:
+        _retried(lambda: fsync_folder(path.parent))
+    except BaseException:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        raise
 
 
 def _allocate(descriptor: int, num_bytes: int) -> None:

@@ -14,12 +14,15 @@ from typing import Literal, NamedTuple
 from eyas.base.clock import utc_now_text
 from eyas.base.errors import DataError
 from eyas.store.entry import SampleEntry
-from eyas.store.ledger_history import LedgerHistory
+from eyas.store.ledger_history import Event, LedgerHistory
 
 SAMPLE_STATES = ("pending", "in_flight", "stored", "failed", "set_aside")
 
 _ORDERS = {"length": "length, id", "id": "id"}
 _TO_DO = "listed = 1 AND state IN ('pending', 'failed')"
+_RETRY = (
+    "UPDATE samples SET state = 'pending', failures = 0, reason = NULL WHERE state IN ('failed', 'set_aside')"
+)
 
 
 class StoredSize(NamedTuple):
@@ -244,10 +247,7 @@ class Ledger(LedgerHistory):
     def retry_failed(self) -> int:
         """Make failed and set-aside samples pending with no failures counted; returns how many."""
         with self.transaction() as connection:
-            num_samples = connection.execute(
-                "UPDATE samples SET state = 'pending', failures = 0, reason = NULL"
-                " WHERE state IN ('failed', 'set_aside')"
-            ).rowcount
+            num_samples = connection.execute(_RETRY).rowcount
             self.event("retry_failed", {"samples": num_samples})
         return num_samples
 
@@ -272,7 +272,8 @@ class Ledger(LedgerHistory):
         conditions += ["split = :split"] if split is not None else []
         query = f"SELECT id, segment FROM samples WHERE {' AND '.join(conditions)} ORDER BY id"
         with self.reading() as connection:
-            yield from connection.execute(query, {"split": split}).fetchall()
+            rows = connection.execute(query, {"split": split}).fetchall()
+        yield from rows
 
     def entries(self) -> Iterator[SampleEntry]:
         """All listed samples by id."""
@@ -281,6 +282,33 @@ class Ledger(LedgerHistory):
                 "SELECT id, length, num_supervised, split, source FROM samples WHERE listed = 1 ORDER BY id"
             ).fetchall()
         yield from map(SampleEntry._make, rows)
+
+    def replay(self, events: Iterable[Event]) -> None:
+        """Note events of earlier attempts and what they say of samples, as the rebuild of a ledger does.
+
+        Only samples that are left to do change: what is stored meanwhile is stored.
+        """
+        events = list(events)
+        with self.transaction() as connection:
+            for event in events:
+                sample, reason = event.detail.get("sample"), event.detail.get("reason")
+                if event.kind == "sample_failed":
+                    connection.execute(
+                        "UPDATE samples SET state = iif(? = 'set_aside', 'set_aside', 'failed'), reason = ?,"
+                        f" attempt = ?, failures = failures + 1 WHERE id = ? AND {_TO_DO}",
+                        (event.detail.get("state"), reason, event.attempt, sample),
+                    )
+                    connection.execute(
+                        "INSERT INTO failures VALUES (?, ?, ?, ?)", (sample, event.attempt, reason, event.at)
+                    )
+                elif event.kind == "sample_set_aside":
+                    connection.execute(
+                        f"UPDATE samples SET state = 'set_aside', reason = ? WHERE id = ? AND {_TO_DO}",
+                        (reason, sample),
+                    )
+                elif event.kind == "retry_failed":
+                    connection.execute(_RETRY)
+            self.insert_events(connection, events)
 
     def state_of(self, sample: str) -> str | None:
         """The state of one sample; None when the ledger does not know it."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,6 +91,13 @@ class LedgerHistory(LedgerFile):
             )
         return number
 
+    def restore_attempt(self, number: int, started_at: str) -> None:
+        """Note an attempt of which only its log folder is left; one that is known stays as it is."""
+        with self.transaction() as connection:
+            connection.execute(
+                "INSERT OR IGNORE INTO attempts VALUES (?, ?, NULL, 'unknown', '{}')", (number, started_at)
+            )
+
     def end_attempt(self, number: int, outcome: str) -> None:
         """Note how an attempt ended: ``done``, ``stopped``, or an error's code."""
         with self.transaction() as connection:
@@ -150,25 +159,21 @@ class LedgerHistory(LedgerFile):
 
     def event(self, kind: str, detail: Mapping[str, Any] | None = None, attempt: int | None = None) -> None:
         """Note that something happened, here and in the mirror."""
-        self.events_noted([Event(utc_now_text(), attempt, kind, dict(detail or {}))])
-
-    def events_noted(self, events: Iterable[Event]) -> None:
-        """Note events with their own times, as a rebuild does."""
-        events = list(events)
+        event = Event(utc_now_text(), attempt, kind, dict(detail or {}))
         with self.transaction() as connection:
-            connection.executemany(
-                "INSERT INTO events VALUES (?, ?, ?, ?)",
-                [(event.at, event.attempt, event.kind, _to_json(event.detail)) for event in events],
-            )
-        if self.mirror is None:
-            return
-        try:
-            with appending(self.mirror) as file:
-                for event in events:
-                    file.write(_to_json(event.__dict__) + "\n")
-        except OSError:
-            # The event is in the ledger. A full disk must not end a run over the second copy.
-            return
+            self.insert_events(connection, [event])
+        if self.mirror is not None:
+            # The event is in the ledger: a full disk must not end a run over the second copy.
+            with suppress(OSError), appending(self.mirror) as file:
+                file.write(_to_json(event.__dict__) + "\n")
+
+    @staticmethod
+    def insert_events(connection: sqlite3.Connection, events: Iterable[Event]) -> None:
+        """Insert events with their own times, inside the caller's transaction; the mirror gets no copy."""
+        connection.executemany(
+            "INSERT INTO events VALUES (?, ?, ?, ?)",
+            [(event.at, event.attempt, event.kind, _to_json(event.detail)) for event in events],
+        )
 
     def events(self, *, kind: str | None = None, limit: int = 1000) -> list[Event]:
         """The newest events, oldest of them first.

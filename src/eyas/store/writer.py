@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Self
 import numpy as np
 
 from eyas.base.errors import CaptureInvalid
-from eyas.store.commit import CommittedSegment, commit_samples, sweep_temporaries
+from eyas.store.commit import CommittedSegment, commit_samples, next_number, sweep_temporaries
 from eyas.store.ledger import Ledger
 from eyas.store.segment import CapturedSample
 from eyas.store.tensors import StoredTensor
@@ -57,6 +58,7 @@ class StoreWriter:
         self._segment_seconds = segment_seconds
         self._on_commit = on_commit
         self._shape: tuple[str, int, int] | None = None
+        self._numbers = itertools.count(next_number(folder, ledger))
 
         self._changed = threading.Condition()
         self._filling: list[CapturedSample] = []
@@ -164,9 +166,10 @@ class StoreWriter:
             raise ValueError("the store writer is closed")
 
     def _check_shape(self, sample: CapturedSample) -> None:
-        shape = (f"{sample.aux.dtype}/{sample.last.dtype}", *sample.aux.shape[1:])
+        _, num_layers, width = sample.aux.shape
+        shape = (f"{sample.aux.dtype}/{sample.last.dtype}", num_layers, width)
         if self._shape is None:
-            self._shape = (shape[0], shape[1], shape[2])
+            self._shape = shape
         elif shape != self._shape:
             raise CaptureInvalid(
                 "a captured sample differs in dtype, layers or width",
@@ -217,7 +220,7 @@ class StoreWriter:
 
     def _commit(self, samples: list[CapturedSample]) -> BaseException | None:
         try:
-            committed = commit_samples(self._folder, self._ledger, self._recipe_hash, samples)
+            committed = commit_samples(self._folder, self._ledger, self._recipe_hash, samples, self._numbers)
         except BaseException as error:
             return error
         with self._changed:
