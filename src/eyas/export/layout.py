@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -180,7 +181,9 @@ def write_eagle3(
     dims = read_dimensions(config)
     shapes = expected_shapes(dims)
     wrong = sorted(shapes.keys() ^ weights.keys())
-    wrong += [f"{n} {list(weights[n].shape)}" for n, s in shapes.items() if n in weights and weights[n].shape != s]
+    wrong += [
+        f"{n} {list(weights[n].shape)}" for n, s in shapes.items() if n in weights and weights[n].shape != s
+    ]
     if wrong:
         raise ExportMismatch("the drafter's tensors are not those of its shape", why=", ".join(wrong[:4]))
     tensors = {n: weights[n].detach().to(device="cpu", dtype=dtype).contiguous() for n in shapes}
@@ -189,7 +192,11 @@ def write_eagle3(
     if not same_vocabulary:
         tensors["d2t"] = d2t.detach().to(device="cpu", dtype=torch.int64).contiguous()
         tensors["t2d"] = t2d.detach().to(device="cpu", dtype=torch.bool).contiguous()
-    metadata = {"format": "pt", AUX_LAYERS_METADATA: json.dumps([int(k) for k in aux_layers]), **(about or {})}
+    metadata = {
+        "format": "pt",
+        AUX_LAYERS_METADATA: json.dumps([int(k) for k in aux_layers]),
+        **(about or {}),
+    }
     write_json(folder / CONFIG_NAME, config)
     save_file(tensors, folder / WEIGHTS_NAME, metadata=metadata)
 
@@ -235,10 +242,7 @@ def _check_fits(shape: Mapping[str, Any], aux_layers: Sequence[int], target: Tar
     )
     for what, drafter_has, target_has in pairs:
         if drafter_has != target_has:
-            raise ExportMismatch(
-                f"drafter and target differ in {what}: {drafter_has} and {target_has}",
-                hint="eyas run --from train",
-            )
+            raise ExportMismatch(f"drafter and target differ in {what}: {drafter_has} and {target_has}")
 
 
 def _check_mapping(d2t: torch.Tensor, t2d: torch.Tensor, dims: Eagle3Dimensions, same: bool) -> None:
@@ -296,7 +300,14 @@ def _read_tensors(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]
                     metadata |= opened.metadata() or {}
             else:
                 tensors |= torch.load(path, map_location="cpu", weights_only=True)
-        except (OSError, SafetensorError, RuntimeError, ValueError, EOFError) as error:
+        except (
+            OSError,
+            SafetensorError,
+            RuntimeError,
+            ValueError,
+            EOFError,
+            pickle.UnpicklingError,
+        ) as error:
             raise DataError("a weight file cannot be read", where=path, why=str(error)) from error
     return tensors, metadata
 
