@@ -125,7 +125,7 @@ class ReferenceDrafter:
         out_RND = torch.einsum("nrs,snd->rnd", weights[..., :num_rows], values[0][:num_rows])
         for number, own in enumerate(values[1:]):
             out_RND = out_RND + weights[..., num_rows + number].T.unsqueeze(-1) * own[:num_rows]
-        return self._project(out_RND.reshape(num_rows, -1), "self_attn.o_proj")
+        return self._project(out_RND.flatten(1), "self_attn.o_proj")
 
     def _heads(self, both_R2H: torch.Tensor, name: str, num_heads: int) -> torch.Tensor:
         projected = self._project(both_R2H, f"self_attn.{name}")
