@@ -10,13 +10,14 @@ export TOKENIZERS_PARALLELISM := false
 # a spinning OpenMP thread costs more than a sleeping one as soon as anything else runs
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: help venv demo test lint bench docs clean-demo
+.PHONY: help venv demo test lint bench docs
 
 help:
 	@echo "make demo   train and evaluate a drafter for SmolLM2-135M in demo/"
 	@echo "make test   lint, types, floors and the everyday tests"
 	@echo "make lint   ruff, mypy, import-linter"
 	@echo "make bench  list the benchmarks (run one with NAME=extract)"
+	@echo "make docs   write docs/reference.md from the code"
 	@echo "make venv   only install"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -39,6 +40,9 @@ lint: venv
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+docs: venv
+	$(BIN)/python docs/generate.py
 
 bench: venv
 	@$(BIN)/python benchmarks/run.py $(if $(NAME),$(NAME),--list)

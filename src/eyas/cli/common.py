@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -23,8 +22,8 @@ class Common:
     """
 
     project: Path = Path()
-    json: Annotated[bool, Parameter(negative="")] = False
-    set: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    json: bool = False
+    set: tuple[str, ...] = ()
 
     def open(self) -> Project:
         """The project these options name."""

@@ -7,7 +7,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from cyclopts import App, CycloptsError, Group
+from cyclopts import App, CycloptsError, Group, Parameter
 
 from eyas import __version__
 from eyas.base.clock import utc_now_text
@@ -35,6 +35,9 @@ _VERBS = {
     "inspect": ("inspect:inspect", "Say what an export or checkpoint is and what is wrong with it.", EXPERT),
 }
 
+VERB_NAMES = (*_VERBS, "config show")
+"""Everything that can be called, as it is typed."""
+
 
 def build_app() -> App:
     """The tree of verbs; each module is imported only when its verb is called."""
@@ -43,6 +46,7 @@ def build_app() -> App:
         help="Train EAGLE-3 draft models; kill it anywhere, lose nothing.",
         version=__version__,
         help_format="plaintext",
+        default_parameter=Parameter(negative=()),
         result_action="return_value",
     )
     for order, (name, (place, summary, group)) in enumerate(_VERBS.items()):

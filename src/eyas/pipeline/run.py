@@ -9,16 +9,17 @@ from dataclasses import dataclass, field
 
 from eyas.base.errors import EyasError, NotReady, RecipeChanged
 from eyas.base.files import set_aside
+from eyas.base.layout import Layout
 from eyas.base.progress import Progress
 from eyas.base.stop import StopFlag
 from eyas.pipeline.attempt import Attempt, RecordedProgress, next_number
-from eyas.pipeline.ledger import open_ledger
 from eyas.pipeline.lock import hold_lock
 from eyas.pipeline.order import STAGES
 from eyas.pipeline.signals import stop_on_signals
 from eyas.stages.project import Project
 from eyas.stages.protocol import RunContext, Stage, StageView, run_stage
 from eyas.store.ledger import Ledger
+from eyas.store.repair import open_or_rebuild
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def run(
     with (
         hold_lock(layout.state, verb),
         stop_on_signals(stop),
-        open_ledger(layout, progress("ledger")) as ledger,
+        _ledger(layout, progress("ledger")) as ledger,
     ):
         number = ledger.start_attempt({"verb": verb, "pid": os.getpid()}, at_least=next_number(layout.logs))
         attempt = Attempt(layout.logs, number, verb)
@@ -128,6 +129,17 @@ def run(
             with contextlib.suppress(EyasError):  # the log has it; the first error matters more
                 ledger.end_attempt(number, str(outcome["outcome"]))
     return result
+
+
+def _ledger(layout: Layout, progress: Progress) -> Ledger:
+    """The ledger; one that is lost or damaged is rebuilt from the folder."""
+    ledger, adoption = open_or_rebuild(layout, progress=progress)
+    if adoption is not None and adoption.segments:
+        progress.say(
+            f"the ledger was rebuilt from the folder: {adoption.num_samples} samples in "
+            f"{len(adoption.segments)} segments"
+        )
+    return ledger
 
 
 def _run_one(

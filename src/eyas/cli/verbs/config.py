@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import Parameter
 from pydantic import BaseModel
 
 from eyas.cli.common import Common
@@ -14,7 +13,7 @@ from eyas.config.schema import EyasConfig
 
 def show(
     *,
-    defaults: Annotated[bool, Parameter(negative="")] = False,
+    defaults: bool = False,
     common: Common = Common(),  # noqa: B008 - frozen
 ) -> int:
     """Every value in force, with its reason.

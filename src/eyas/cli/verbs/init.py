@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import tomllib
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from eyas.base.errors import DataError, UsageError
 from eyas.base.files import write_atomic
@@ -24,8 +21,8 @@ def init(
     model: Path,
     data: tuple[Path, ...],
     held_out: Path | None = None,
-    keep_answers: Annotated[bool, Parameter(negative="")] = False,
-    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    keep_answers: bool = False,
+    dry_run: bool = False,
     common: Common = Common(),  # noqa: B008 - frozen
 ) -> int:
     """Make a project folder from a target and chat data.

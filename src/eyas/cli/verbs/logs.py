@@ -6,9 +6,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
-
-from cyclopts import Parameter
+from typing import Any
 
 from eyas.base.errors import UsageError
 from eyas.base.units import format_count
@@ -21,7 +19,7 @@ from eyas.pipeline.lock import current_holder
 def logs(
     *,
     attempt: int | None = None,
-    follow: Annotated[bool, Parameter(negative="")] = False,
+    follow: bool = False,
     common: Common = Common(),  # noqa: B008 - frozen
 ) -> int:
     """Print the events of an attempt, oldest first.

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from cyclopts import Parameter
-
 from eyas.base.errors import UsageError
 from eyas.cli.common import Common
 from eyas.cli.execute import execute
@@ -14,11 +10,11 @@ from eyas.pipeline.order import STAGES
 
 def run_all(
     *,
-    redo: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    redo: tuple[str, ...] = (),
     until: str | None = None,
-    retry_failed: Annotated[bool, Parameter(negative="")] = False,
-    dry_run: Annotated[bool, Parameter(negative="")] = False,
-    detach: Annotated[bool, Parameter(negative="")] = False,
+    retry_failed: bool = False,
+    dry_run: bool = False,
+    detach: bool = False,
     common: Common = Common(),  # noqa: B008 - frozen
 ) -> int:
     """Do everything that is left; resumes after any stop or crash.

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from cyclopts import Parameter
-
 from eyas.cli.common import Common
 from eyas.cli.execute import execute
 from eyas.pipeline.order import stage_named
 
-Flag = Annotated[bool, Parameter(negative="")]
 _COMMON = Common()
 
 
@@ -21,7 +16,7 @@ def _one(
 
 
 def prepare(
-    *, redo: Flag = False, dry_run: Flag = False, detach: Flag = False, common: Common = _COMMON
+    *, redo: bool = False, dry_run: bool = False, detach: bool = False, common: Common = _COMMON
 ) -> int:
     """Read the sources, render them with the target's template, split and count them.
 
@@ -34,7 +29,7 @@ def prepare(
 
 
 def regenerate(
-    *, redo: Flag = False, dry_run: Flag = False, detach: Flag = False, common: Common = _COMMON
+    *, redo: bool = False, dry_run: bool = False, detach: bool = False, common: Common = _COMMON
 ) -> int:
     """Let the target answer every prompt itself; kept as the token ids it emits.
 
@@ -48,10 +43,10 @@ def regenerate(
 
 def extract(
     *,
-    redo: Flag = False,
-    retry_failed: Flag = False,
-    dry_run: Flag = False,
-    detach: Flag = False,
+    redo: bool = False,
+    retry_failed: bool = False,
+    dry_run: bool = False,
+    detach: bool = False,
     common: Common = _COMMON,
 ) -> int:
     """Capture hidden states of every sample that the store does not hold yet.
@@ -66,7 +61,7 @@ def extract(
 
 
 def train(
-    *, redo: Flag = False, dry_run: Flag = False, detach: Flag = False, common: Common = _COMMON
+    *, redo: bool = False, dry_run: bool = False, detach: bool = False, common: Common = _COMMON
 ) -> int:
     """Train the drafter from the store; goes on from the newest whole checkpoint.
 
@@ -79,7 +74,7 @@ def train(
 
 
 def evaluate(
-    *, redo: Flag = False, dry_run: Flag = False, detach: Flag = False, common: Common = _COMMON
+    *, redo: bool = False, dry_run: bool = False, detach: bool = False, common: Common = _COMMON
 ) -> int:
     """Measure acceptance length and speed on held-out prompts.
 
@@ -92,7 +87,7 @@ def evaluate(
 
 
 def export(
-    *, redo: Flag = False, dry_run: Flag = False, detach: Flag = False, common: Common = _COMMON
+    *, redo: bool = False, dry_run: bool = False, detach: bool = False, common: Common = _COMMON
 ) -> int:
     """Write the trained drafter in the layout that vLLM and SGLang load.
 

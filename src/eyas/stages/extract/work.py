@@ -7,6 +7,7 @@ batch and gives the same bits; only its missing samples are stored.
 from __future__ import annotations
 
 import gc
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,8 +26,9 @@ from eyas.stages.protocol import RunContext
 from eyas.stages.records import recorded_capture_recipe
 from eyas.store.ledger import Ledger
 from eyas.store.recipe import StoreRecipe, require_store_recipe
+from eyas.store.repair import repair
 from eyas.store.samples import last_rows, read_samples
-from eyas.store.scrub import adopt_unknown
+from eyas.store.scrub import quick
 from eyas.store.segment import CapturedSample
 from eyas.store.tensors import STORAGE_DTYPES, StoredTensor
 from eyas.store.writer import StoreWriter
@@ -63,7 +65,7 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
     require_store_recipe(layout.store_recipe, recipe)
     items = [_Item(sample.id, sample.tokens, sample.spans) for sample in _list_samples(layout, ledger)]
     ledger.release_leases()
-    _adopt(layout, ledger, context)
+    _mend(layout, ledger, context)
     if context.retry_failed:
         ledger.retry_failed()
     before = ledger.counts()["stored"]
@@ -100,16 +102,14 @@ def _list_samples(layout: Layout, ledger: Ledger) -> list[_Item]:
     return items
 
 
-def _adopt(layout: Layout, ledger: Ledger, context: RunContext) -> None:
-    adopted = adopt_unknown(layout, ledger)
-    if adopted:
-        context.progress.say(f"adopted {len(adopted)} whole segments that the ledger did not know")
+def _mend(layout: Layout, ledger: Ledger, context: RunContext) -> None:
+    """Adopt whole segments that the ledger does not know; set damaged ones aside."""
+    for line in repair(layout, ledger, quick(layout, ledger)):
+        context.progress.say(line)
 
 
 def _warn_of_room(project: Project, items: Sequence[_Item], todo: set[str], context: RunContext) -> None:
     """Say so before the first byte when the forecast does not fit."""
-    import shutil
-
     resolved = project.resolved
     needed = 0
     for item in items:
