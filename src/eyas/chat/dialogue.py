@@ -75,9 +75,7 @@ class Dialogue:
             prompt = self.next_prompt(answers[:index])
             assert prompt is not None
             said = any(token not in self._renderer.end_tokens for token in answer.tokens)
-            builder.add(
-                prompt, list(answer.tokens), supervised=said, finish_reason=answer.finish_reason
-            )
+            builder.add(prompt, list(answer.tokens), supervised=said, finish_reason=answer.finish_reason)
         return builder.finish()
 
 

@@ -35,7 +35,10 @@ class LineFile:
             self._file: IO[bytes] = open(path, "rb")  # noqa: SIM115 - closed by __iter__
         except OSError as error:
             raise DataError(
-                "a source cannot be opened", where=path, why=error.strerror, hint="check data.sources in eyas.toml"
+                "a source cannot be opened",
+                where=path,
+                why=error.strerror,
+                hint="check data.sources in eyas.toml",
             ) from error
         self.num_bytes = path.stat().st_size
 
@@ -53,7 +56,9 @@ class LineFile:
                 lines = cast(IO[bytes], gzip.GzipFile(fileobj=self._file, mode="rb"))
             try:
                 for number, line in enumerate(lines, start=1):
-                    self.bytes_read = self._file.tell() if lines is not self._file else self.bytes_read + len(line)
+                    self.bytes_read = (
+                        self._file.tell() if lines is not self._file else self.bytes_read + len(line)
+                    )
                     yield number, line
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
                 raise FileDamaged(str(error)) from error

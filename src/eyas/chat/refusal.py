@@ -38,5 +38,8 @@ class Unreadable:
     def error(self) -> DataError:
         """The error that ends the stage for this record."""
         return DataError(
-            f"a record cannot be read: {self.kind}", where=f"{self.path}:{self.line}", why=self.detail, hint=HINT
+            f"a record cannot be read: {self.kind}",
+            where=f"{self.path}:{self.line}",
+            why=self.detail,
+            hint=HINT,
         )

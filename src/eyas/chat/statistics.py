@@ -120,7 +120,7 @@ class Tally:
             **self._all.as_dict(),
             "samples_truncated": self.num_truncated,
             "lengths": length_summary(self._lengths),
-            "notes": dict(sorted(self._notes.items())),
+            "notes": {note: count for note, count in sorted(self._notes.items()) if count},
             "sources": {name: group.as_dict() for name, group in self._sources.items()},
             "domains": {name: group.as_dict() for name, group in sorted(self._domains.items())},
         }
