@@ -14,6 +14,7 @@ from eyas.cli.common import Common
 from eyas.cli.output import next_command, note, print_json, table
 from eyas.cli.progress import listener
 from eyas.pipeline.lock import current_holder
+from eyas.pipeline.order import STAGES
 from eyas.pipeline.run import PlannedStep, RunResult, plan, run
 from eyas.stages.project import Project
 from eyas.stages.protocol import Stage
@@ -47,7 +48,7 @@ def execute(
         redo=redo,
         retry_failed=retry_failed,
     )
-    _print_result(result, common, time.monotonic() - started, stages, project)
+    _print_result(result, common, time.monotonic() - started, project)
     return SOME_SET_ASIDE if result.num_set_aside else 0
 
 
@@ -79,10 +80,8 @@ def _print_plan(steps: list[PlannedStep], common: Common) -> None:
         next_command(f"eyas run{common.suffix}")
 
 
-def _print_result(
-    result: RunResult, common: Common, seconds: float, stages: Sequence[Stage], project: Project
-) -> None:
-    views = [stage.look(project) for stage in stages]
+def _print_result(result: RunResult, common: Common, seconds: float, project: Project) -> None:
+    views = [stage.look(project) for stage in STAGES]
     left = [view.name for view in views if not view.finished]
     if common.json:
         print_json(
@@ -104,10 +103,8 @@ def _print_result(
     if result.num_set_aside:
         note(f"{result.num_set_aside} samples are set aside; eyas status names them")
         next_command(f"eyas extract --retry-failed{common.suffix}")
-    elif left:
-        next_command(f"eyas run{common.suffix}")
     else:
-        next_command(None if len(stages) > 1 else f"eyas run{common.suffix}")
+        next_command(f"eyas run{common.suffix}" if left else None)
 
 
 def _cell(value: object) -> str:

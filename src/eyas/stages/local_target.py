@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import torch
+import transformers
 
 from eyas.base.progress import Progress
 from eyas.stages.project import Project
@@ -40,6 +41,7 @@ def target_arithmetic(project: Project, recorded: str | None) -> tuple[str, str]
 def load_target(project: Project, device: str, dtype: str, progress: Progress) -> LocalTarget:
     """Load the target. Raises TargetError."""
     set_threads(project)
+    transformers.utils.logging.disable_progress_bar()  # eyas shows its own
     progress.say(f"loading {project.resolved.model.name} in {dtype} on {device}")
     return LocalTarget.load(
         project.resolved.model, device, dtype, trust_remote_code=project.config.target.trust_remote_code

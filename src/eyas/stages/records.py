@@ -27,6 +27,7 @@ def checkpoint_folders(checkpoints: Path) -> list[Path]:
 def final_checkpoint(project: Project) -> Path | None:
     """The checkpoint that ends a training run; None while there is none."""
     folders = checkpoint_folders(project.layout.checkpoints)
-    if folders and read_seal(folders[-1])["about"].get("finished"):
-        return folders[-1]
-    return None
+    if not folders:
+        return None
+    about = read_seal(folders[-1])["about"]
+    return folders[-1] if about.get("step", -1) >= about.get("total_steps", 0) else None

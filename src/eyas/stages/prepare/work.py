@@ -17,8 +17,12 @@ from eyas.base.seal import sealed_folder
 from eyas.base.stop import StopFlag
 from eyas.chat.render import Renderer
 from eyas.config.schema import EyasConfig
+from eyas.stages.chat_tools import end_tokens, load_tokenizer
 from eyas.stages.prepare.rendering import Rendering
 from eyas.stages.prepare.selection import configured_sources, select
+from eyas.stages.prepare.stage import prepare_recipe
+from eyas.stages.project import Project
+from eyas.stages.protocol import RunContext
 from eyas.store.samples import Sample, sample_id, write_samples
 
 CONVERSATIONS_NAME = "conversations.jsonl"
@@ -26,11 +30,27 @@ GIVEN_NAME = "given"
 STATISTICS_NAME = "stats.json"
 
 
+def run(project: Project, context: RunContext) -> dict[str, object]:
+    """Prepare the project's data; returns what came of it. Raises as `prepare` does."""
+    tokenizer = load_tokenizer(project)
+    statistics = prepare(
+        project.config,
+        project.layout,
+        tokenizer,
+        end_tokens(project, tokenizer),
+        project.resolved.facts.vocab_size,
+        context.progress,
+        context.stop,
+        {"recipe": prepare_recipe(project)},
+    )
+    return {key: statistics[key] for key in ("records", "kept", "turns", "samples") if key in statistics}
+
+
 def prepare(
     config: EyasConfig,
     layout: Layout,
     tokenizer: Any,
-    end_tokens: Iterable[int],
+    ends: Iterable[int],
     vocab_size: int,
     progress: Progress,
     stop: StopFlag,
@@ -45,7 +65,7 @@ def prepare(
 
     Args:
         tokenizer: the target's, as transformers loads it.
-        end_tokens: ids at which the target ends an answer.
+        ends: ids at which the target ends an answer.
         vocab_size: ids of token rows must be below it.
         about: what else the seal shall say, for example the recipe.
 
@@ -61,7 +81,7 @@ def prepare(
         Stopped: a stop was asked for; nothing is written.
     """
     selection = select(configured_sources(config, layout), config, vocab_size, progress, stop)
-    renderer = Renderer(tokenizer, end_tokens)
+    renderer = Renderer(tokenizer, ends)
     rendering = Rendering(config, selection, renderer, vocab_size)
     output = _Output(rendering)
     seal_text = dict(about or {})

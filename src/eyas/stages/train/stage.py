@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from eyas.base.errors import SealBroken
+from eyas.base.files import read_json
 from eyas.base.hashing import recipe_differences
-from eyas.base.seal import is_sealed, read_seal, seal_faults
+from eyas.base.seal import is_sealed, seal_faults
 from eyas.stages.digests import sealed_digest
 from eyas.stages.project import Project
 from eyas.stages.protocol import StageState, StageView
@@ -20,7 +21,7 @@ def train_recipe(project: Project, dtype: str) -> dict[str, object]:
     """All that determines the trained weights.
 
     Args:
-        dtype: resolved arithmetic of training.
+        dtype: what ``auto`` stands for: resolved when training begins, and kept.
 
     Raises:
         SealBroken: the samples are not there.
@@ -29,7 +30,8 @@ def train_recipe(project: Project, dtype: str) -> dict[str, object]:
     settings = config.train.model_dump(mode="json")
     for key in _NOT_IN_RECIPE:
         settings.pop(key)
-    settings["dtype"] = dtype
+    if settings["dtype"] == "auto":
+        settings["dtype"] = dtype
     return {
         "samples": sealed_digest(project.layout.samples),
         "store": recorded_capture_recipe(project) or {},
@@ -65,20 +67,18 @@ class TrainStage:
             ready = is_sealed(layout.samples) and layout.store_recipe.is_file()
             return StageView(self.name, "pending" if ready else "waiting", unit=unit)
         try:
-            about = read_seal(folders[-1])["about"]
-            recorded = about.get("recipe", {})
+            state = read_json(folders[-1] / "state.json")
+            recorded = dict(state["recipe"])
             wanted = train_recipe(project, str(recorded.get("train", {}).get("dtype")))
-        except SealBroken as error:
-            return StageView(self.name, "partial", unit=unit, detail={"damaged": str(error.where)})
-        if project.config.train.dtype != "auto":
-            wanted["train"] = {**dict(wanted["train"]), "dtype": project.config.train.dtype}  # type: ignore[call-overload]
-        step, total = int(about.get("step", 0)), int(about.get("total_steps", 0))
-        detail: dict[str, object] = {"checkpoint": folders[-1].name, **about.get("metrics", {})}
+        except (OSError, ValueError, KeyError, TypeError, SealBroken) as error:
+            return StageView(self.name, "partial", unit=unit, detail={"damaged": str(error)})
+        step, total = int(state["step"]), int(state["total_steps"])
+        detail: dict[str, object] = {"checkpoint": folders[-1].name, "validation": state.get("validation")}
         differences = tuple(recipe_differences(recorded, wanted))
         if differences:
             return StageView(self.name, "stale", step, total, unit, detail, differences)
-        state: StageState = "done" if about.get("finished") else "partial"
-        return StageView(self.name, state, step, total, unit, detail)
+        done: StageState = "done" if step >= total else "partial"
+        return StageView(self.name, done, step, total, unit, detail)
 
     def verify(self, project: Project) -> list[str]:
         folders = checkpoint_folders(project.layout.checkpoints)
