@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
-import torch
 import transformers
 
 from eyas.base.progress import Progress
 from eyas.stages.project import Project
+from eyas.stages.threads import set_threads
 from eyas.targets.dtype import resolve_device, resolve_dtype
 from eyas.targets.local.model import LocalTarget
-
-
-def set_threads(project: Project) -> None:
-    """Give arithmetic the threads that the configuration says (or OMP_NUM_THREADS, or all cores)."""
-    if project.config.threads:
-        torch.set_num_threads(project.config.threads)
-    elif "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(len(os.sched_getaffinity(0)))
 
 
 def target_arithmetic(project: Project, recorded: str | None) -> tuple[str, str]:

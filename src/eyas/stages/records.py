@@ -31,3 +31,11 @@ def final_checkpoint(project: Project) -> Path | None:
         return None
     about = read_seal(folders[-1])["about"]
     return folders[-1] if about.get("step", -1) >= about.get("total_steps", 0) else None
+
+
+def recorded_train_dtype(project: Project) -> str | None:
+    """The arithmetic that training began with; None before the first checkpoint."""
+    folders = checkpoint_folders(project.layout.checkpoints)
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, IndexError):
+        return str(read_json(folders[-1] / "state.json")["recipe"]["inputs"]["train"]["dtype"])
+    return None

@@ -68,7 +68,7 @@ class TrainStage:
             return StageView(self.name, "pending" if ready else "waiting", unit=unit)
         try:
             state = read_json(folders[-1] / "state.json")
-            recorded = dict(state["recipe"])
+            recorded = dict(state["recipe"]["inputs"])
             wanted = train_recipe(project, str(recorded.get("train", {}).get("dtype")))
         except (OSError, ValueError, KeyError, TypeError, SealBroken) as error:
             return StageView(self.name, "partial", unit=unit, detail={"damaged": str(error)})
