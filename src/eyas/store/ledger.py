@@ -291,7 +291,7 @@ class Ledger(LedgerHistory):
         events = list(events)
         with self.transaction() as connection:
             for event in events:
-                sample, reason = event.detail.get("sample"), event.detail.get("reason")
+                sample, reason = event.detail.get("sample"), str(event.detail.get("reason", ""))
                 if event.kind == "sample_failed":
                     connection.execute(
                         "UPDATE samples SET state = iif(? = 'set_aside', 'set_aside', 'failed'), reason = ?,"

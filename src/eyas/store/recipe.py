@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from eyas.base.files import read_json, write_json
 from eyas.base.hashing import recipe_differences, recipe_hash
 
 STORE_FORMAT = 1
+
+_CHANGED_HINT = "undo the change, or move store/ away to capture anew"
 
 
 @dataclass(frozen=True)
@@ -94,16 +97,26 @@ def read_store_recipe(path: Path) -> StoreRecipe:
     )
 
 
-def require_store_recipe(path: Path, recipe: StoreRecipe) -> None:
+def require_store_recipe(path: Path, recipe: StoreRecipe, present: Collection[str] = ()) -> None:
     """Write ``store.json`` when there is none; refuse a store of another recipe.
 
+    Args:
+        present: recipe hashes of the segments that are there; they count when ``store.json`` is lost.
+
     Raises:
-        RecipeChanged: names the fields that differ.
+        RecipeChanged: names the fields that differ, as far as they are known.
         DamageFound, FormatTooNew, OSError: as reading and writing do.
     """
     try:
         found = read_store_recipe(path)
     except FileNotFoundError:
+        if others := sorted(set(present) - {recipe.hash}):
+            raise RecipeChanged(
+                "segments were captured with another recipe",
+                where=path.parent,
+                why=f"store.json is lost; segments carry {', '.join(others)}, not {recipe.hash}",
+                hint=_CHANGED_HINT,
+            ) from None
         write_store_recipe(path, recipe)
         return
     if found != recipe:
@@ -111,5 +124,5 @@ def require_store_recipe(path: Path, recipe: StoreRecipe) -> None:
             "the store was captured with another recipe",
             where=path,
             why="; ".join(recipe_differences(found.as_dict(), recipe.as_dict())),
-            hint="move store/ away to capture anew, or undo the change",
+            hint=_CHANGED_HINT,
         )

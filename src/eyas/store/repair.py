@@ -151,8 +151,9 @@ def repair(
     """Mend what a scrub found; returns one line per thing done.
 
     Damaged segments are set aside and their samples pending again; a segment on which ledger and file
-    disagree is forgotten and adopted anew; unknown whole segments are adopted; foreign files are moved
-    away. A ledger that cannot be read is `open_or_rebuild`'s business, a newer format nobody's.
+    disagree is forgotten and adopted anew; unknown whole segments are adopted; foreign files and a
+    store.json that cannot be read are moved away. A ledger that cannot be read is the business of
+    `open_or_rebuild`, a newer format nobody's.
     """
     done: list[str] = []
     handled: set[Path] = set()
@@ -169,7 +170,7 @@ def repair(
         elif fault.kind == "ledger" and fault.path.parent == layout.segments:
             ledger.release_segment(name)
             done.append(f"{name}: ledger entry dropped, to be adopted anew ({fault.detail})")
-        elif fault.kind == "foreign":
+        elif fault.kind == "foreign" or (fault.kind == "recipe_file" and fault.path.exists()):
             place = files.set_aside(fault.path, layout.set_aside, fault.detail)
             done.append(f"{name}: moved to {place}")
         else:

@@ -203,6 +203,9 @@ def _write_part(folder: Path, number: int, samples: list[Sample]) -> None:
 def read_samples(folder: Path) -> Iterator[Sample]:
     """Samples in the order they were written, each checked against its id.
 
+    Pages carry checksums; a part's footer, and whether a part is there at all, is for the seal of the
+    folder to prove.
+
     Raises:
         DamageFound: a part is missing, cannot be read, or holds a sample that is not its id's.
     """
@@ -257,6 +260,11 @@ def _parts(folder: Path) -> list[Path]:
 def _batches(path: Path, columns: list[str]) -> Iterator[Any]:
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            yield from file.iter_batches(batch_size=1024, columns=columns)
+            num_rows = 0
+            for batch in file.iter_batches(batch_size=1024, columns=columns):
+                num_rows += batch.num_rows
+                yield batch
+            if num_rows != file.metadata.num_rows:
+                raise OSError(f"{num_rows} rows of {file.metadata.num_rows}")
     except (pa.ArrowException, OSError) as error:
         raise DamageFound("samples cannot be read", where=path, why=str(error)) from error
