@@ -65,7 +65,7 @@ class Dialogue:
 
         A turn whose prompt starts with all tokens so far extends the sample, another begins a new
         one. An answer that is nothing but an end token is context, not supervised. A sample's
-        ``finish_reason`` is that of its last answer.
+        ``finish_reason`` is that of its last supervised answer.
 
         Raises:
             DataError: as `next_prompt`.

@@ -15,7 +15,8 @@ _ROLE_NAMES = {
     **dict.fromkeys(("gpt", "chatgpt", "bot", "model", "bard", "bing"), "assistant"),
     **dict.fromkeys(("observation", "function_response", "tool_response"), "tool"),
 }
-_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+# What eyas writes holds reasoning_content beside the input's own key, so the own key is looked for first.
+_REASONING_KEYS = ("reasoning", "thinking", "reasoning_content")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _ANSWER_KEYS = ("output", "response", "completion", "answer")
 _FORMS = "messages, conversations, turns, prompt, instruction, input_ids, prompt_ids"
@@ -69,7 +70,7 @@ def message_from(value: object, where: str) -> Message:
     role = _ROLE_NAMES.get(given) if isinstance(given, str) else None
     if role is None:
         raise Refused("unknown role", f"{where} has role {given!r}; known: {', '.join(_ROLE_NAMES)}")
-    reasoning_key = next((key for key in _REASONING_KEYS if value.get(key) is not None), _REASONING_KEYS[0])
+    reasoning_key = next((key for key in _REASONING_KEYS if value.get(key) is not None), _REASONING_KEYS[-1])
     reasoning = value.get(reasoning_key)
     calls = _tool_calls(value, where)
     content = value.get("content", value.get("value"))

@@ -67,9 +67,9 @@ class SampleBuilder:
             self._close()
         start = len(prompt)
         self._tokens = prompt + answer
-        self._finish_reason = finish_reason
         if supervised and answer:
             self._spans.append((start, start + len(answer)))
+            self._finish_reason = finish_reason
 
     def extend_last_span(self) -> None:
         """Give the first token after the last answer to that answer."""
@@ -77,13 +77,14 @@ class SampleBuilder:
         self._spans[-1] = (start, end + 1)
 
     def finish(self) -> list[RenderedSample]:
-        """All samples that hold a span, in order."""
+        """All samples that hold a span, in order; none goes on behind its last span."""
         self._close()
         return self._done
 
     def _close(self) -> None:
         if self._spans:
-            self._done.append(RenderedSample(self._tokens, tuple(self._spans), self._finish_reason))
+            tokens = self._tokens[: self._spans[-1][1]]
+            self._done.append(RenderedSample(tokens, tuple(self._spans), self._finish_reason))
         self._tokens, self._spans = [], []
 
 
