@@ -80,16 +80,19 @@ def _norm_flags(
     config: Mapping[str, Any], dims: Eagle3Dimensions, tensor_names: Collection[str]
 ) -> Iterator[Finding]:
     unsaid = [flag for flag in _NORM_FLAGS if config.get(flag) is None]
+    has_fc_norm = any(n.startswith("fc_norm.") for n in tensor_names)
     if unsaid:
+        # Most published EAGLE-3 drafters say none of them and mean the default; with the tensors of
+        # EAGLE-3.1 beside it, the default is likely wrong.
         yield Finding(
             "norm-flag-unsaid",
-            "warning",
+            "warning" if has_fc_norm else "note",
             f"{', '.join(unsaid)} left to the engine's default (false)",
             evidence="the speculators layout takes a missing norm_before_residual as true",
             hint="say them in config.json",
         )
     present = {
-        "fc_norm": any(n.startswith("fc_norm.") for n in tensor_names),
+        "fc_norm": has_fc_norm,
         "norm_before_fc": "input_norm.weight" in tensor_names,
     }
     for flag, said in (("fc_norm", dims.fc_norm), ("norm_before_fc", dims.norm_before_fc)):
@@ -97,7 +100,8 @@ def _norm_flags(
             yield Finding(
                 "norm-flag-contradicted",
                 "fault",
-                f"{flag} is {str(said).lower()} but its tensors are {'there' if present[flag] else 'missing'}",
+                f"{flag} is {str(said).lower()} but its tensors are "
+                + ("there" if present[flag] else "missing"),
                 evidence="SGLang skips tensors it does not expect in silence, vLLM raises",
             )
     if dims.norm_before_residual:
@@ -185,7 +189,7 @@ def _layers(
 ) -> Iterator[Finding]:
     nested = config.get("eagle_config")
     lists = {
-        f"{IDS_KEY}": config.get(IDS_KEY),
+        IDS_KEY: config.get(IDS_KEY),
         f"eagle_config.{IDS_KEY}": nested.get(IDS_KEY) if isinstance(nested, Mapping) else None,
     }
     said = {where: [int(i) for i in ids] for where, ids in lists.items() if ids}
@@ -207,8 +211,9 @@ def _layers(
                 f"{where} is {ids}: engines hand layers over in ascending order, each once",
             )
     if target is None:
-        if trained is not None and lists[IDS_KEY] and sorted(lists[IDS_KEY]) != list(trained):
-            yield _not_as_trained("vLLM", tuple(lists[IDS_KEY]), trained)
+        top = said.get(IDS_KEY)
+        if trained is not None and top is not None and sorted(top) != list(trained):
+            yield _not_as_trained("vLLM", top, trained)
         return
     yield from _captured(config, dims, trained, target, said)
 
@@ -245,8 +250,8 @@ def _captured(
             "layers-engines-disagree",
             "warning",
             "vLLM and SGLang would capture different layers; at most one of them is the trained set",
-            evidence=f"vLLM {list(captured['vLLM'])}, SGLang {list(captured['SGLang'])} (it takes ids {counts} "
-            f"for {target.model_type}); the default is {list(engine_default(n))}",
+            evidence=f"vLLM {list(captured['vLLM'])}, SGLang {list(captured['SGLang'])} (it takes ids "
+            f"{counts} for {target.model_type}); the default is {list(engine_default(n))}",
             hint=f"say vLLM's ids at the top level and SGLang's within eagle_config, as {IDS_KEY}",
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -90,7 +91,7 @@ def _is_absolute(
     """Whether the numbers make sense as ids, and less sense as offsets."""
     if len(offsets) < 2 or int(offsets.min()) < 0 or int(offsets.max()) >= num_target:
         return False
-    if len(offsets.unique()) != len(offsets):
+    if len(set(offsets.tolist())) != len(offsets):
         return False
     if mask is not None and int(mask.sum()) == len(offsets):
         return bool(mask[offsets].all()) and not _is_exactly(ids, mask, num_target)
@@ -110,8 +111,8 @@ def _bijection(ids: torch.Tensor, num_target: int) -> Iterator[Finding]:
             f"{len(outside):,} draft ids map outside the target's {num_target:,} ids",
             evidence=some([f"{i} -> {int(ids[i])}" for i in outside[:5]]),
         )
-    unique, counts = ids.unique(return_counts=True)
-    doubled = unique[counts > 1].tolist()
+    seen = Counter(ids.tolist())
+    doubled = [target_id for target_id, count in seen.items() if count > 1]
     if doubled:
         yield Finding(
             "mapping-duplicate",

@@ -100,7 +100,7 @@ def _content(weights: Mapping[str, torch.Tensor]) -> Iterator[Finding]:
     for name, tensor in weights.items():
         if tensor.numel() == 0:
             continue
-        bad = sum(int((~rows.isfinite()).sum()) for rows in tensor.split(_CHUNK_ROWS))
+        bad = sum(int((~rows.isfinite()).sum()) for rows in torch.split(tensor, _CHUNK_ROWS))
         if bad:
             yield Finding("not-finite", "fault", f"{name} holds {bad:,} values that are NaN or infinite")
         elif not bool(tensor.any()):
@@ -224,9 +224,12 @@ def mean_cosine(
     Without centring, the direction that all rows of a language model's head share makes any two rows
     look alike.
     """
-    our_mean, their_mean = ours.float().mean(dim=0), theirs.float().mean(dim=0)
+    our_mean = ours.mean(dim=0, dtype=torch.float32)
+    their_mean = theirs.mean(dim=0, dtype=torch.float32)
     total = 0.0
-    for mine, its in zip(our_rows.split(_CHUNK_ROWS), their_rows.split(_CHUNK_ROWS), strict=True):
+    for mine, its in zip(
+        torch.split(our_rows, _CHUNK_ROWS), torch.split(their_rows, _CHUNK_ROWS), strict=True
+    ):
         a, b = ours[mine].float() - our_mean, theirs[its].float() - their_mean
         total += float(torch.cosine_similarity(a, b, dim=-1).sum())
     return total / max(len(our_rows), 1)

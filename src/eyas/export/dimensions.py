@@ -80,6 +80,9 @@ def read_dimensions(config: Mapping[str, Any]) -> Eagle3Dimensions:
         raise DataError(f"the drafter's config.json does not say {', '.join(missing)}")
     nested = config.get("eagle_config")
     eagle = nested if isinstance(nested, Mapping) else {}
+    for ids in (config.get(IDS_KEY), eagle.get(IDS_KEY)):
+        if ids is not None and not (isinstance(ids, list) and all(isinstance(i, int) for i in ids)):
+            raise DataError(f"{IDS_KEY} in the drafter's config.json is no list of numbers", why=f"{ids!r}")
     ids = eagle.get(IDS_KEY) or config.get(IDS_KEY)
 
     def get(key: str, default: Any) -> Any:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from eyas.export.layout import Eagle3Checkpoint
 
 _STATE_NAME = "state.json"
+_STATE_TABLES = ("shape", "best", "validation")
 _ORDER = {"fault": 0, "warning": 1, "note": 2}
 
 
@@ -151,15 +152,12 @@ def _checkpoint(folder: Path) -> Inspection:
 
 
 def _state_facts(state: dict[str, Any]) -> list[tuple[str, str]]:
-    """Plain values of the state, and of its tables one level down: ``shape.hidden_size``."""
-    facts = []
-    for key, value in state.items():
-        for label, item in (
-            [(f"{key}.{k}", v) for k, v in value.items()] if isinstance(value, dict) else [(key, value)]
-        ):
-            if isinstance(item, str | int | float) or item is None:
-                facts.append((label, str(item)))
-    return facts
+    """The plain values of a state, and those of the tables worth reading as ``shape.hidden_size``."""
+    values = {k: v for k, v in state.items() if not isinstance(v, dict)}
+    for table in _STATE_TABLES:
+        inner = state.get(table)
+        values |= {f"{table}.{k}": v for k, v in inner.items()} if isinstance(inner, dict) else {}
+    return [(k, str(v)) for k, v in values.items() if isinstance(v, str | int | float)]
 
 
 def _checkpoint_tensors(folder: Path) -> list[Finding]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -106,6 +107,9 @@ def eagle3_config(
     new_norms = shape["norms"] == "eagle3.1"
     scaling = dict(shape["rope_scaling"]) if shape["rope_scaling"] else None
     kind = scaling.get("rope_type", scaling.get("type")) if scaling else "default"
+    if scaling is not None and kind == "yarn":
+        # vLLM refuses YaRN without it, and each tool has a default of its own.
+        scaling.setdefault("original_max_position_embeddings", int(shape["max_position_embeddings"]))
     eagle_config: dict[str, Any] = {"use_aux_hidden_state": True}
     if ids.sglang is not None:
         eagle_config[IDS_KEY] = list(ids.sglang)
@@ -155,8 +159,8 @@ def write_eagle3(
     folder: Path,
     weights: Mapping[str, torch.Tensor],
     shape: Mapping[str, Any],
-    d2t: torch.Tensor,
-    t2d: torch.Tensor,
+    d2t: torch.Tensor | np.ndarray[Any, Any],
+    t2d: torch.Tensor | np.ndarray[Any, Any],
     aux_layers: Sequence[int],
     target: TargetFacts,
     dtype: torch.dtype = torch.bfloat16,
@@ -188,10 +192,11 @@ def write_eagle3(
         raise ExportMismatch("the drafter's tensors are not those of its shape", why=", ".join(wrong[:4]))
     tensors = {n: weights[n].detach().to(device="cpu", dtype=dtype).contiguous() for n in shapes}
     same_vocabulary = dims.draft_vocab_size == dims.target_vocab_size
+    d2t, t2d = torch.as_tensor(d2t).detach().cpu(), torch.as_tensor(t2d).detach().cpu()
     _check_mapping(d2t, t2d, dims, same_vocabulary)
     if not same_vocabulary:
-        tensors["d2t"] = d2t.detach().to(device="cpu", dtype=torch.int64).contiguous()
-        tensors["t2d"] = t2d.detach().to(device="cpu", dtype=torch.bool).contiguous()
+        tensors["d2t"] = d2t.to(torch.int64).contiguous()
+        tensors["t2d"] = t2d.to(torch.bool).contiguous()
     metadata = {
         "format": "pt",
         AUX_LAYERS_METADATA: json.dumps([int(k) for k in aux_layers]),
@@ -252,12 +257,12 @@ def _check_mapping(d2t: torch.Tensor, t2d: torch.Tensor, dims: Eagle3Dimensions,
             "the vocabulary mapping has another size than the drafter",
             why=f"d2t {list(d2t.shape)}, t2d {list(t2d.shape)}",
         )
-    targets = ids + d2t.cpu()
+    targets = ids + d2t
     mask = torch.zeros(dims.target_vocab_size, dtype=torch.bool)
     in_range = bool(((targets >= 0) & (targets < dims.target_vocab_size)).all())
     if in_range:
         mask[targets] = True
-    if not in_range or int(mask.sum()) != dims.draft_vocab_size or not torch.equal(mask, t2d.cpu().bool()):
+    if not in_range or int(mask.sum()) != dims.draft_vocab_size or not torch.equal(mask, t2d.bool()):
         raise ExportMismatch("d2t and t2d do not describe one mapping of draft ids to distinct target ids")
     if same and bool(d2t.any()):
         raise ExportMismatch("a draft vocabulary as large as the target's must keep the target's order")
