@@ -1,1 +1,1 @@
-"""Floor 2: conversations in, token ids and spans out; no torch."""
+"""Floor 2: conversations in, token ids and spans out; tokenizers are handed in, no torch needed."""

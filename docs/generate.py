@@ -1,0 +1,74 @@
+"""Write docs/reference.md from the code: verbs, configuration, exit codes, errors.
+
+Run it after a change (`make docs`); a test compares the file with what this gives.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from eyas.base import errors
+from eyas.cli.main import VERB_NAMES, build_app
+from eyas.cli.verbs.config import documented_keys
+
+REFERENCE = Path(__file__).with_name("reference.md")
+_EXIT_CODES = (
+    ("0", "done"),
+    ("1", "unexpected error; the traceback is saved and its path printed"),
+    ("2", "wrong words, configuration, data or recipe"),
+    ("3", "done, some samples set aside"),
+    ("10", "no project here"),
+    ("11", "another writer holds the project"),
+    ("12", "not enough disk"),
+    ("13", "server unreachable"),
+    ("14", "damage found"),
+    ("15", "a gate failed"),
+    ("130, 143", "stopped by SIGINT or SIGTERM, state saved"),
+)
+
+
+def reference() -> str:
+    """The text of the reference."""
+    parts = ["# Reference\n\nGenerated from the code by `make docs`.\n"]
+    parts.append("## Verbs\n\nEvery verb takes `--project DIR`, `--json` and `--set key=value`.\n")
+    parts += [f"### eyas {name}\n\n```\n{help_text(name)}\n```\n" for name in VERB_NAMES]
+    parts.append("## Configuration\n\n`eyas.toml`; any key can be set once with `--set`.\n")
+    parts.append("| key | default | meaning |\n|---|---|---|")
+    parts += [f"| `{key}` | `{default}` | {_cell(meaning)} |" for key, default, meaning in documented_keys()]
+    parts.append("\n## Exit codes\n\n| code | meaning |\n|---|---|")
+    parts += [f"| {code} | {meaning} |" for code, meaning in _EXIT_CODES]
+    parts.append(
+        "\n## Errors\n\n`--json` prints the code as `error`.\n\n| code | exit | meaning |\n|---|---|---|"
+    )
+    parts += [f"| {name} | {code} | {meaning} |" for name, code, meaning in error_codes()]
+    return "\n".join(parts) + "\n"
+
+
+def help_text(verb: str) -> str:
+    """``--help`` of a verb at 88 columns."""
+    text = io.StringIO()
+    console = Console(file=text, width=88, force_terminal=False, color_system=None)
+    build_app()([*verb.split(), "--help"], console=console)
+    return "\n".join(line.rstrip() for line in text.getvalue().strip().splitlines())
+
+
+def error_codes() -> list[tuple[str, str, str]]:
+    """Name, exit code and first sentence of every error."""
+    rows = []
+    for name, value in vars(errors).items():
+        if inspect.isclass(value) and issubclass(value, errors.EyasError) and value is not errors.EyasError:
+            code = "130, 143" if value is errors.Stopped else str(value.exit_code)
+            rows.append((name, code, (value.__doc__ or "").strip().splitlines()[0]))
+    return rows
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("``", "`")
+
+
+if __name__ == "__main__":
+    REFERENCE.write_text(reference(), encoding="utf-8")

@@ -1,0 +1,76 @@
+"""The demo: prepare the target, run the pipeline in demo/, show what came out."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from target import make_target
+
+from eyas.base.files import tree_bytes
+from eyas.base.units import format_bytes
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PROJECT = REPOSITORY / "demo"
+
+
+def main() -> int:
+    """Run or resume the demo; returns the exit code of ``eyas run``."""
+    make_target(REPOSITORY / ".models" / "smollm2-135m-instruct")
+    PROJECT.mkdir(exist_ok=True)
+    if not (PROJECT / "eyas.toml").exists():
+        shutil.copyfile(Path(__file__).with_name("eyas.toml"), PROJECT / "eyas.toml")
+    command = [sys.executable, "-m", "eyas", "run", "--project", str(PROJECT)]
+    child = subprocess.Popen(command)
+    while True:
+        try:
+            code = child.wait()
+            break
+        except KeyboardInterrupt:  # the terminal sends it to the child too, which saves its state
+            continue
+    if code == 0:
+        show()
+    return code
+
+
+def show() -> None:
+    """Print the table of results and the next command."""
+    report = json.loads((PROJECT / "reports" / "evaluation.json").read_text())
+    table = Table(
+        title=f"Acceptance length, chain of {report['num_drafts']}, greedy, held-out prompts",
+        box=SIMPLE_HEAD,
+        title_justify="left",
+    )
+    for column in ("domain", "prompts", "acceptance length"):
+        table.add_column(column, justify="left" if column == "domain" else "right")
+    for domain, row in sorted(report["domains"].items()):
+        table.add_row(domain, str(row["num_prompts"]), f"{row['acceptance_length']:.3f}")
+    table.add_section()
+    table.add_row("all", str(report["num_prompts"]), f"{report['acceptance_length']:.3f}")
+    console = Console(highlight=False)
+    console.print(table)
+    speed, equal = report["speed"], report["lossless"]
+    console.print(
+        f"tokens/s, one prompt at a time: {speed['plain_tokens_per_second']:.1f} without the drafter, "
+        f"{speed['drafted_tokens_per_second']:.1f} with it ({speed['ratio']:.2f}x)"
+    )
+    console.print(
+        f"text equal to plain decoding: {equal['equal']} of {equal['num_prompts']} prompts, "
+        f"{equal['ties']} numeric ties, {equal['different']} different"
+    )
+    export = PROJECT / "exports" / "eagle3"
+    name, target = export.relative_to(REPOSITORY), ".models/smollm2-135m-instruct"
+    sizes = [format_bytes(tree_bytes(folder)) for folder in (PROJECT, export)]
+    console.print(f"size on disk: {sizes[0]}, of which the export {sizes[1]}")
+    console.print(f"export: {name}")
+    console.print(f"\nnext: .venv/bin/eyas inspect {name} --target {target}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""The command line: finds the verb, turns errors into messages and exit codes."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import traceback
+from pathlib import Path
+
+from cyclopts import App, CycloptsError, Group, Parameter
+
+from eyas import __version__
+from eyas.base.clock import utc_now_text
+from eyas.base.errors import EyasError, Stopped, UsageError
+from eyas.base.files import write_atomic
+from eyas.base.layout import CONFIG_NAME
+from eyas.cli.output import print_error
+
+EVERYDAY = Group.create_ordered("Everyday")
+STAGE = Group.create_ordered("Stages (run does them all, in this order)")
+EXPERT = Group.create_ordered("Expert")
+
+_VERBS = {
+    "init": ("init:init", "Make a project folder from a target and chat data.", EVERYDAY),
+    "run": ("run:run_all", "Do everything that is left; resumes after any stop or crash.", EVERYDAY),
+    "status": ("status:status", "Where every stage stands and what comes next.", EVERYDAY),
+    "stop": ("stop:stop", "Ask the running eyas to save its state and end.", EVERYDAY),
+    "logs": ("logs:logs", "Events of an attempt; --follow goes on as they come.", EVERYDAY),
+    "prepare": ("stage:prepare", "Read, render, split and count the data.", STAGE),
+    "regenerate": ("stage:regenerate", "Let the target answer every prompt itself.", STAGE),
+    "extract": ("stage:extract", "Capture hidden states into the store.", STAGE),
+    "train": ("stage:train", "Train the drafter from the store.", STAGE),
+    "evaluate": ("stage:evaluate", "Measure acceptance length and speed on held-out prompts.", STAGE),
+    "export": ("stage:export", "Write the checkpoint that engines load.", STAGE),
+    "inspect": ("inspect:inspect", "Say what an export or checkpoint is and what is wrong with it.", EXPERT),
+}
+
+VERB_NAMES = (*_VERBS, "config show")
+"""Everything that can be called, as it is typed."""
+
+
+def build_app() -> App:
+    """The tree of verbs; each module is imported only when its verb is called."""
+    app = App(
+        name="eyas",
+        help="Train EAGLE-3 draft models; kill it anywhere, lose nothing.",
+        version=__version__,
+        help_format="plaintext",
+        default_parameter=Parameter(negative=()),
+        result_action="return_value",
+    )
+    for order, (name, (place, summary, group)) in enumerate(_VERBS.items()):
+        app.command(f"eyas.cli.verbs.{place}", name=name, help=summary, group=group, sort_key=order)
+    config = App(name="config", help="Show the configuration and what follows from it.", group=EXPERT)
+    config.command("eyas.cli.verbs.config:show", name="show", help="Every value in force, with its reason.")
+    app.command(config)
+    return app
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one verb and leave with its exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    as_json = "--json" in words
+    try:
+        code = build_app()(words, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        usage = UsageError(" ".join(str(error).split()), hint=f"eyas {_verb(words)}--help")
+        print_error(usage, as_json)
+        sys.exit(usage.exit_code)
+    except EyasError as error:
+        print_error(error, as_json)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        stopped = Stopped(2)
+        print_error(stopped, as_json)
+        sys.exit(stopped.exit_code)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)
+    except Exception as error:
+        print_error(_unexpected(error, words), as_json)
+        sys.exit(1)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _verb(words: list[str]) -> str:
+    return f"{words[0]} " if words and words[0] in _VERBS else ""
+
+
+def _unexpected(error: Exception, words: list[str]) -> EyasError:
+    """Save the traceback where the logs are (or beside), and say so."""
+    root = Path.cwd()
+    for option, value in itertools.pairwise(words):
+        if option == "--project":
+            root = Path(value)
+    stamp = utc_now_text().replace(":", "").split(".")[0]
+    folder = root / "logs" if (root / CONFIG_NAME).exists() else root
+    path = folder / f"eyas-traceback-{stamp}.txt"
+    why = f"{type(error).__name__}: {error}"
+    try:
+        write_atomic(path, traceback.format_exc())
+    except OSError:
+        traceback.print_exc()
+        return EyasError("unexpected error", why=why)
+    return EyasError("unexpected error", where=path, why=why, hint="the traceback is saved; eyas run resumes")

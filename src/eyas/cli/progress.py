@@ -1,0 +1,158 @@
+"""Progress on stderr: a bar on a terminal, a line per 30 seconds elsewhere, JSON lines on demand."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+from eyas.base.progress import Progress
+from eyas.base.units import format_count, format_seconds
+
+LINE_SECONDS = 30.0
+
+
+def listener(stage: str, as_json: bool) -> Progress:
+    """The listener that fits where stderr goes."""
+    if as_json:
+        return JsonProgress(stage)
+    if sys.stderr.isatty():
+        return BarProgress(stage)
+    return LineProgress(stage)
+
+
+class _Counting:
+    """Counts work and its rate; subclasses show it."""
+
+    def __init__(self, stage: str) -> None:
+        self.stage = stage
+        self.label, self.unit, self.total, self.done = "", "", 0, 0
+        self._begun, self._started = 0, time.monotonic()
+        self.facts: dict[str, float | int | str] = {}
+
+    def start(self, label: str, *, total: int, unit: str, done: int = 0) -> None:
+        self.label, self.unit, self.total, self.done = label, unit, total, done
+        self._begun, self._started, self.facts = done, time.monotonic(), {}
+
+    def advance(self, units: int, **facts: float | int | str) -> None:
+        self.done += units
+        self.facts.update(facts)
+
+    @property
+    def rate(self) -> float:
+        elapsed = time.monotonic() - self._started
+        return (self.done - self._begun) / elapsed if elapsed > 0 else 0.0
+
+    def text(self) -> str:
+        """``extract: capture 120 of 472 samples, 14.2/s, 25 s left, 3 kB``."""
+        parts = [f"{format_count(self.done)} of {format_count(self.total)} {self.unit}"]
+        rate = self.rate
+        if rate > 0:
+            parts.append(f"{format_count(rate) if rate >= 10 else f'{rate:.2f}'}/s")
+            if self.done < self.total:
+                parts.append(f"{format_seconds((self.total - self.done) / rate)} left")
+        parts += [f"{key} {_short(value)}" for key, value in self.facts.items()]
+        return f"{self.stage}: {self.label} " + ", ".join(parts)
+
+
+def _short(value: float | int | str) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+class LineProgress(_Counting):
+    """For logs: a line when work starts, every 30 seconds and when it ends."""
+
+    _last = 0.0
+
+    def start(self, label: str, *, total: int, unit: str, done: int = 0) -> None:
+        super().start(label, total=total, unit=unit, done=done)
+        self._last = time.monotonic()
+        self._line(f"{self.stage}: {label}, {format_count(total - done)} {unit} to do")
+
+    def advance(self, units: int, **facts: float | int | str) -> None:
+        before = self.done
+        super().advance(units, **facts)
+        finished = before < self.total <= self.done
+        if finished or time.monotonic() - self._last >= LINE_SECONDS:
+            self._last = time.monotonic()
+            self._line(self.text())
+
+    def say(self, message: str) -> None:
+        self._line(f"{self.stage}: {message}")
+
+    def _line(self, text: str) -> None:
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+
+class JsonProgress(LineProgress):
+    """The same lines as JSON objects on stderr."""
+
+    def _line(self, text: str) -> None:
+        record = {
+            "stage": self.stage,
+            "label": self.label,
+            "done": self.done,
+            "total": self.total,
+            "unit": self.unit,
+            "rate": round(self.rate, 3),
+            "text": text,
+            **{f"fact_{key}": value for key, value in self.facts.items()},
+        }
+        sys.stderr.write(json.dumps(record, ensure_ascii=False) + "\n")
+        sys.stderr.flush()
+
+
+class BarProgress(_Counting):
+    """One line that is redrawn at most ten times a second."""
+
+    def __init__(self, stage: str) -> None:
+        super().__init__(stage)
+        self._bar: Any = None
+        self._task: Any = None
+
+    def start(self, label: str, *, total: int, unit: str, done: int = 0) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, TaskProgressColumn, TextColumn
+        from rich.progress import Progress as Bar
+
+        super().start(label, total=total, unit=unit, done=done)
+        self._stop()
+        self._bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[text]}"),
+            console=Console(stderr=True),
+            auto_refresh=False,
+        )
+        self._bar.start()
+        self._task = self._bar.add_task(
+            f"{self.stage}: {label}", total=max(total, 1), completed=done, text=""
+        )
+        self._shown = 0.0
+        if done >= total:
+            self._stop()
+
+    def advance(self, units: int, **facts: float | int | str) -> None:
+        super().advance(units, **facts)
+        now = time.monotonic()
+        if self._bar is None or (now - self._shown < 0.1 and self.done < self.total):
+            return
+        self._shown = now
+        text = self.text().removeprefix(f"{self.stage}: {self.label} ")
+        self._bar.update(self._task, completed=self.done, text=text, refresh=True)
+        if self.done >= self.total:
+            self._stop()
+
+    def say(self, message: str) -> None:
+        if self._bar is not None:
+            self._bar.console.print(f"{self.stage}: {message}", highlight=False)
+        else:
+            sys.stderr.write(f"{self.stage}: {message}\n")
+
+    def _stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None

@@ -1,0 +1,81 @@
+"""``eyas config show``: every value in force and what follows from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from eyas.cli.common import Common
+from eyas.cli.output import next_command, print_json, table
+from eyas.config.schema import EyasConfig
+
+
+def show(
+    *,
+    defaults: bool = False,
+    common: Common = Common(),  # noqa: B008 - frozen
+) -> int:
+    """Every value in force, with its reason.
+
+    Args:
+        defaults: show all keys with their defaults and meaning instead; needs no project.
+    """
+    if defaults:
+        rows = [list(row) for row in documented_keys()]
+        if common.json:
+            print_json({"keys": [{"key": k, "default": d, "meaning": m} for k, d, m in rows]})
+        else:
+            table(None, ["key", "default", "meaning"], rows)
+        return 0
+    project = common.open()
+    resolved = project.resolved
+    if common.json:
+        print_json(
+            {
+                "config": project.config.model_dump(mode="json"),
+                "target": resolved.facts.as_dict(),
+                "derived": [{"key": d.key, "value": d.value, "reason": d.reason} for d in resolved.derived],
+            }
+        )
+        return 0
+    given = project.config.model_dump(mode="json", exclude_defaults=True)
+    table("from eyas.toml and --set", ["key", "value"], [[k, str(v)] for k, v in _flat(given)])
+    table("derived", ["key", "value", "reason"], [[d.key, str(d.value), d.reason] for d in resolved.derived])
+    next_command(f"eyas run --dry-run{common.suffix}")
+    return 0
+
+
+def documented_keys() -> list[tuple[str, str, str]]:
+    """Key, default and meaning of everything that may stand in ``eyas.toml``."""
+    return list(_walk(EyasConfig, ""))
+
+
+def _walk(section: type[BaseModel], prefix: str) -> list[tuple[str, str, str]]:
+    rows: list[tuple[str, str, str]] = []
+    for name, field in section.model_fields.items():
+        inner = _section_of(field.annotation)
+        if inner is not None:
+            many = field.annotation is not inner
+            rows += _walk(inner, f"{prefix}{name}{'[]' if many else ''}.")
+            continue
+        default = "required" if field.is_required() else repr(field.default)
+        rows.append((f"{prefix}{name}", default, " ".join((field.description or "").split())))
+    return rows
+
+
+def _section_of(annotation: Any) -> type[BaseModel] | None:
+    for candidate in (annotation, *getattr(annotation, "__args__", ())):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
+
+
+def _flat(table_: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for key, value in table_.items():
+        if isinstance(value, dict):
+            rows += _flat(value, f"{prefix}{key}.")
+        else:
+            rows.append((f"{prefix}{key}", value))
+    return rows

@@ -1,0 +1,204 @@
+"""Sealed training checkpoints: whole, or not there.
+
+A folder ``step-00000123`` holds ``model.safetensors`` (weights as trained, float32 or wider, under the
+names that engines load), ``optimizer.safetensors`` (``average/NAME``, ``square/NAME``, ``count/NAME``,
+``rng/cpu``) and ``state.json``. Nothing in it is a pickle.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from eyas.base.errors import EyasError, FormatTooNew, SealBroken
+from eyas.base.files import TEMPORARY_SUFFIX, fsync_folder
+from eyas.base.seal import is_sealed, require_seal, sealed_folder
+from eyas.drafter.model import EagleDrafter, state_arrays
+from eyas.drafter.shape import DrafterShape
+
+FORMAT = 1
+MODEL_NAME = "model.safetensors"
+OPTIMIZER_NAME = "optimizer.safetensors"
+STATE_NAME = "state.json"
+PREFIX = "step-"
+
+SetAside = Callable[[Path, str], None]
+"""Moves a damaged checkpoint out of the way, with the reason."""
+
+
+@dataclass
+class TrainingState:
+    """Where a run stands; everything but tensors.
+
+    Attributes:
+        step: finished optimizer steps, skipped ones included.
+        epoch, place: of the next step; ``total_steps`` when all are done.
+        best: the best validation so far: ``{"step", "walk_tau", ...}``.
+        bad_steps: bad steps in a row.
+        recipe: all that determines the weights, with its hash.
+        validation: the last validation.
+    """
+
+    step: int
+    total_steps: int
+    epoch: int
+    place: int
+    tokens: int
+    bad_steps: int
+    shape: dict[str, Any]
+    recipe: dict[str, Any]
+    recipe_hash: str
+    schedule: dict[str, Any]
+    best: dict[str, Any] | None = None
+    validation: dict[str, Any] | None = None
+    counters: dict[str, int] = field(default_factory=dict)
+    format: int = FORMAT
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint, read."""
+
+    path: Path
+    state: TrainingState
+    model: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return folder / f"{PREFIX}{step:08d}"
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Sealed checkpoints by step, oldest first; their content is not checked."""
+    if not folder.is_dir():
+        return []
+    found = [path for path in folder.iterdir() if path.name[len(PREFIX) :].isdigit()]
+    return sorted(path for path in found if path.name.startswith(PREFIX) and is_sealed(path))
+
+
+def save_checkpoint(
+    folder: Path, drafter: EagleDrafter, optimizer: torch.optim.Optimizer, state: TrainingState
+) -> Path:
+    """Write the checkpoint of ``state.step``.
+
+    Raises:
+        FileExistsError: that checkpoint is there already.
+        OSError: nothing was written.
+    """
+    path = checkpoint_path(folder, state.step)
+    about = {
+        "kind": "checkpoint",
+        "step": state.step,
+        "total_steps": state.total_steps,
+        "recipe_hash": state.recipe_hash,
+    }
+    with sealed_folder(path, about) as temporary:
+        save_file(state_arrays(drafter), str(temporary / MODEL_NAME), metadata={"format": "pt"})
+        save_file(_optimizer_tensors(drafter, optimizer), str(temporary / OPTIMIZER_NAME))
+        (temporary / STATE_NAME).write_text(json.dumps(asdict(state), indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint after every file in it was hashed.
+
+    Raises:
+        SealBroken: a file is missing, changed or unreadable.
+        FormatTooNew: a newer eyas wrote it.
+    """
+    require_seal(path)
+    try:
+        values = json.loads((path / STATE_NAME).read_text(encoding="utf-8"))
+        if values["format"] > FORMAT:
+            raise FormatTooNew(
+                f"a checkpoint has format {values['format']}, this eyas knows {FORMAT}", where=path
+            )
+        state = TrainingState(**values)
+        DrafterShape.from_dict(state.shape)
+        model, optimizer = load_file(str(path / MODEL_NAME)), load_file(str(path / OPTIMIZER_NAME))
+    except FormatTooNew:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError, EyasError) as error:
+        raise SealBroken("a checkpoint cannot be read", where=path, why=str(error)) from error
+    return Checkpoint(path, state, model, optimizer)
+
+
+def newest_checkpoint(folder: Path, set_aside: SetAside) -> Checkpoint | None:
+    """The newest whole checkpoint; damaged ones that are newer are handed to ``set_aside``."""
+    for path in reversed(list_checkpoints(folder)):
+        try:
+            return read_checkpoint(path)
+        except SealBroken as error:
+            set_aside(path, error.why or error.what)
+    return None
+
+
+def restore(checkpoint: Checkpoint, drafter: EagleDrafter, optimizer: torch.optim.Optimizer) -> None:
+    """Put weights, optimizer averages and random state back, bit for bit.
+
+    Raises:
+        SealBroken: tensors are missing or of another shape.
+    """
+    try:
+        drafter.load_state_dict(checkpoint.model)
+        for name, parameter in drafter.named_parameters():
+            if f"average/{name}" not in checkpoint.optimizer:
+                continue
+            optimizer.state[parameter] = {
+                "step": checkpoint.optimizer[f"count/{name}"].to(_count_device(parameter, optimizer)),
+                "exp_avg": checkpoint.optimizer[f"average/{name}"].to(parameter),
+                "exp_avg_sq": checkpoint.optimizer[f"square/{name}"].to(parameter),
+            }
+        torch.set_rng_state(checkpoint.optimizer["rng/cpu"])
+    except (RuntimeError, KeyError) as error:
+        raise SealBroken(
+            "a checkpoint does not fit the drafter", where=checkpoint.path, why=str(error)
+        ) from error
+
+
+def prune_checkpoints(folder: Path, keep: int, best_step: int | None) -> list[Path]:
+    """Remove checkpoints that are neither among the ``keep`` newest nor the best; they are eyas's own.
+
+    Returns:
+        Those that were removed.
+    """
+    paths = list_checkpoints(folder)
+    removed = []
+    for path in paths[: max(0, len(paths) - keep)]:
+        if best_step is not None and path == checkpoint_path(folder, best_step):
+            continue
+        # renamed first: a crash amid removal must not leave a folder that looks damaged
+        doomed = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
+        os.rename(path, doomed)
+        fsync_folder(folder)
+        shutil.rmtree(doomed)
+        removed.append(path)
+    return removed
+
+
+def _optimizer_tensors(drafter: EagleDrafter, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    tensors = {"rng/cpu": torch.get_rng_state()}
+    for name, parameter in drafter.named_parameters():
+        state = optimizer.state.get(parameter)
+        if state:
+            tensors[f"average/{name}"] = state["exp_avg"].detach().cpu().contiguous()
+            tensors[f"square/{name}"] = state["exp_avg_sq"].detach().cpu().contiguous()
+            tensors[f"count/{name}"] = state["step"].detach().cpu().reshape(())
+    return tensors
+
+
+def _count_device(parameter: Tensor, optimizer: torch.optim.Optimizer) -> torch.device:
+    """Fused optimizers keep the step count beside the weights, others in host memory."""
+    return parameter.device if optimizer.defaults.get("fused") else torch.device("cpu")

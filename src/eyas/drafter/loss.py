@@ -1,0 +1,234 @@
+"""Losses of all draft steps, with the head's gradient made on the way.
+
+Chunk by chunk of teacher rows: the target's probabilities over the draft vocabulary are made once and
+serve every step that predicts the same token; the draft logits live only as long as their chunk, and
+leave behind the gradients of the head and of its input. Nothing of size [rows, vocabulary] is kept.
+
+With q the drafter's distribution, p the target's softmax restricted to the draft vocabulary and made to
+sum to one, m the target's mass in the draft vocabulary, and so p' = m p the target's real probabilities:
+
+- ``soft_ce``: -sum p log q
+- ``kl``: sum p log (p / q)
+- ``lk``: -log alpha, where alpha = sum min(p', q) is the rate at which speculative sampling accepts q's
+  drafts (Leviathan et al., 2023). Mass outside the draft vocabulary is a miss. Below `MIN_ACCEPTANCE`
+  a row has no gradient.
+- ``mixed``: soft_ce + lk
+
+The loss of a batch is sum over steps j of gamma^j times the mean over the rows supervised at step j.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from eyas.drafter.settings import LossKind
+
+MIN_ACCEPTANCE = 1e-6
+CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
+"""Logits in a chunk: small enough for a CPU's caches, large enough to fill a GPU."""
+
+Kept = Sequence[npt.NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class LossTask:
+    """What a loss needs beside states and head.
+
+    Attributes:
+        kept: for each step, places in the order of step 0 (see `eyas.drafter.batch`).
+        teacher: ``[N, T]`` last states in the order of step 0.
+        teacher_head: ``[K, T]`` the target's head rows of the draft vocabulary.
+        log_normaliser: ``[N]`` over the whole vocabulary; needed by ``lk`` and ``mixed``.
+        row_weights: weight of one row of each step: gamma^j over the number of rows in the whole
+            optimizer step.
+    """
+
+    kind: LossKind
+    kept: Kept
+    teacher: Tensor
+    teacher_head: Tensor
+    log_normaliser: Tensor | None
+    row_weights: Sequence[float]
+
+
+def needs_normaliser(kind: LossKind) -> bool:
+    """Whether a loss looks at the target's mass outside the draft vocabulary."""
+    return kind in ("lk", "mixed")
+
+
+def draft_loss(states: Sequence[Tensor], head: Tensor, task: LossTask) -> tuple[Tensor, Tensor]:
+    """The weighted loss, and the plain sum of row losses for each step (without gradient).
+
+    Args:
+        states: ``[n_j, H]`` for each step, what the head takes.
+        head: ``[K, H]`` the drafter's head.
+    """
+    loss, sums = _DraftLoss.apply(task, head, *states)  # type: ignore[no-untyped-call]
+    return loss, sums
+
+
+@dataclass(frozen=True)
+class RowFacts:
+    """Per step: loss, drafted id of the draft vocabulary, and acceptance rate of each row."""
+
+    losses: list[Tensor]
+    drafts: list[Tensor]
+    acceptance: list[Tensor]
+
+
+@torch.no_grad()
+def row_facts(states: Sequence[Tensor], head: Tensor, task: LossTask) -> RowFacts:
+    """What validation looks at; ``task.log_normaliser`` is needed."""
+    losses: list[list[Tensor]] = [[] for _ in states]
+    drafts: list[list[Tensor]] = [[] for _ in states]
+    acceptance: list[list[Tensor]] = [[] for _ in states]
+    head = head.to(states[0].dtype)
+    for piece in _pieces(states, task):
+        logits = _wide(F.linear(piece.state, head))
+        drafts[piece.step].append(logits.argmax(dim=-1))
+        normaliser = torch.logsumexp(logits, dim=-1, keepdim=True)
+        drafted = (logits - normaliser).exp_()
+        assert piece.mass is not None
+        acceptance[piece.step].append(torch.minimum(drafted, piece.teacher * piece.mass).sum(dim=-1))
+        losses[piece.step].append(_losses(task.kind, logits, piece, gradient=False))
+    empty = states[0].new_zeros(0)
+    return RowFacts(
+        [torch.cat(parts) if parts else empty for parts in losses],
+        [torch.cat(parts) if parts else empty.long() for parts in drafts],
+        [torch.cat(parts) if parts else empty for parts in acceptance],
+    )
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Rows of one step whose teacher rows lie in one chunk.
+
+    ``teacher`` is p ``[r, K]``; ``mass`` is m ``[r, 1]``; ``negative_entropy`` is sum p log p ``[r]``.
+    """
+
+    step: int
+    rows: slice
+    state: Tensor
+    teacher: Tensor
+    mass: Tensor | None
+    negative_entropy: Tensor | None
+
+
+def _pieces(states: Sequence[Tensor], task: LossTask) -> Iterator[_Piece]:
+    num_places = len(task.teacher)
+    limit = CHUNK_ELEMENTS["cpu" if task.teacher.device.type == "cpu" else "cuda"]
+    size = max(1, limit // len(task.teacher_head))
+    for start in range(0, num_places, size):
+        end = min(start + size, num_places)
+        logits = _wide(F.linear(task.teacher[start:end], task.teacher_head))
+        inside = torch.logsumexp(logits, dim=-1, keepdim=True)
+        teacher = logits.sub_(inside)
+        entropy = (teacher.exp() * teacher).sum(dim=-1) if task.kind == "kl" else None
+        teacher = teacher.exp_()
+        mass = None
+        if task.log_normaliser is not None:
+            whole = task.log_normaliser[start:end].to(inside.dtype).unsqueeze(-1)
+            mass = (inside - whole).exp_().clamp_(max=1.0)
+        for step, kept in enumerate(task.kept):
+            first, last = np.searchsorted(kept, [start - step, end - step])
+            if first == last:
+                continue
+            rows = slice(int(first), int(last))
+            take = _taker(kept[rows] + step - start, teacher.device)
+            yield _Piece(
+                step,
+                rows,
+                states[step][rows],
+                take(teacher),
+                None if mass is None else take(mass),
+                None if entropy is None else take(entropy),
+            )
+
+
+def _taker(places: npt.NDArray[np.int64], device: torch.device) -> Any:
+    """Picks rows: a view where they lie side by side, which is the usual case, else a copy."""
+    first, last = int(places[0]), int(places[-1]) + 1
+    if last - first == len(places):
+        return lambda x: x[first:last]
+    index = torch.from_numpy(places).to(device)
+    return lambda x: x.index_select(0, index)
+
+
+def _losses(kind: LossKind, logits: Tensor, piece: _Piece, *, gradient: bool) -> Tensor:
+    """Row losses ``[r]``; with ``gradient``, ``logits`` are replaced by the gradient of each row's loss."""
+    normaliser = torch.logsumexp(logits, dim=-1, keepdim=True)
+    teacher = piece.teacher
+    losses = logits.new_zeros(len(logits))
+    if kind != "lk":
+        losses = losses + normaliser.squeeze(-1) - torch.linalg.vecdot(teacher, logits)
+    if kind == "kl":
+        assert piece.negative_entropy is not None
+        losses = losses + piece.negative_entropy
+    if not needs_normaliser(kind):
+        if gradient:
+            logits.sub_(normaliser).exp_().sub_(teacher)
+        return losses
+    assert piece.mass is not None
+    real = teacher * piece.mass
+    drafted = logits.sub_(normaliser).exp_()
+    alpha = torch.minimum(drafted, real).sum(dim=-1, keepdim=True)
+    losses = losses - alpha.clamp(min=MIN_ACCEPTANCE).log().squeeze(-1)
+    if gradient:
+        # only drafts that the target wants more of move alpha: d(alpha)/dz = q (below - sum below q)
+        below = drafted * (drafted < real)
+        slope = below - drafted * below.sum(dim=-1, keepdim=True)
+        scale = torch.where(alpha > MIN_ACCEPTANCE, alpha.clamp(min=MIN_ACCEPTANCE).reciprocal(), 0.0)
+        slope.mul_(-scale)
+        logits.copy_(slope if kind == "lk" else slope + drafted - teacher)
+    return losses
+
+
+class _DraftLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        task, master_head, *states = arguments
+        with torch.autocast(master_head.device.type, enabled=False):
+            head = master_head.to(states[0].dtype)
+            wide = torch.float64 if head.dtype == torch.float64 else torch.float32
+            sums = torch.zeros(len(states), dtype=wide, device=head.device)
+            gradient = any(ctx.needs_input_grad)
+            d_head = torch.zeros_like(head, dtype=wide) if gradient else None
+            d_states = [torch.zeros_like(state) for state in states] if gradient else []
+            for piece in _pieces(states, task):
+                logits = _wide(F.linear(piece.state, head))
+                sums[piece.step] += _losses(task.kind, logits, piece, gradient=gradient).sum()
+                if d_head is not None:
+                    d_logits = logits.mul_(task.row_weights[piece.step]).to(head.dtype)
+                    d_states[piece.step][piece.rows] = d_logits @ head
+                    _add_product(d_head, d_logits, piece.state)
+        if d_head is not None:
+            ctx.save_for_backward(d_head.to(master_head.dtype), *d_states)
+        ctx.mark_non_differentiable(sums)
+        weights = torch.tensor(list(task.row_weights), dtype=wide, device=sums.device)
+        return (sums * weights).sum(), sums
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        d_head, *d_states = ctx.saved_tensors
+        scale = gradients[0]
+        return None, d_head * scale, *(d_state * scale.to(d_state.dtype) for d_state in d_states)
+
+
+def _add_product(total: Tensor, d_logits: Tensor, state: Tensor) -> None:
+    """total += d_logits^T state, summed in the wide type."""
+    if total.dtype == state.dtype:
+        total.addmm_(d_logits.T, state)
+    else:
+        total += d_logits.T @ state
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()

@@ -1,0 +1,101 @@
+"""The learning rate, and which samples meet in which step.
+
+Both depend only on content and seed: the same samples give the same steps, whatever was done before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+def learning_rate(step: int, total_steps: int, *, peak: float, warmup: float, min_ratio: float) -> float:
+    """Rate of optimizer step ``step`` (from 0): a linear rise over ``warmup`` of the steps, then a cosine."""
+    rising = math.ceil(total_steps * warmup)
+    if step < rising:
+        return peak * (step + 1) / rising
+    share = min(1.0, (step - rising) / max(1, total_steps - 1 - rising))
+    return peak * (min_ratio + (1 - min_ratio) * 0.5 * (1 + math.cos(math.pi * share)))
+
+
+def epoch_order(ids: Sequence[str], seed: int, epoch: int) -> list[str]:
+    """A permutation of ``ids`` that depends on their content, the seed and the epoch only."""
+
+    def key(sample_id: str) -> tuple[bytes, str]:
+        text = f"{seed}/{epoch}/{sample_id}".encode()
+        return hashlib.blake2b(text, digest_size=8).digest(), sample_id
+
+    return sorted(ids, key=key)
+
+
+def pack_by_tokens(ids: Sequence[str], lengths: dict[str, int], budget: int) -> list[list[str]]:
+    """Batches of neighbours within a token budget; a longer sample gets one of its own."""
+    batches: list[list[str]] = []
+    filled = budget
+    for sample_id in ids:
+        length = lengths[sample_id]
+        if filled + length > budget:
+            batches.append([])
+            filled = 0
+        batches[-1].append(sample_id)
+        filled += length
+    return batches
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """One optimizer step: an epoch, its place in it, and the batches that make it up."""
+
+    epoch: int
+    place: int
+    batches: tuple[tuple[str, ...], ...]
+
+
+class TrainingPlan:
+    """All optimizer steps of a run.
+
+    Args:
+        lengths: tokens of each training sample.
+        epochs: passes; a fraction takes the first batches of the last epoch's order, by tokens.
+    """
+
+    def __init__(
+        self, lengths: dict[str, int], *, epochs: float, batch_tokens: int, accumulate: int, seed: int
+    ) -> None:
+        self.lengths = lengths
+        self._batch_tokens, self._accumulate, self._seed = batch_tokens, accumulate, seed
+        whole = math.floor(epochs)
+        shares = [1.0] * whole + ([epochs - whole] if epochs > whole else [])
+        self.steps: list[PlannedStep] = []
+        for epoch, share in enumerate(shares):
+            self.steps += self._epoch(epoch, share)
+
+    def _epoch(self, epoch: int, share: float) -> list[PlannedStep]:
+        order = epoch_order(list(self.lengths), self._seed, epoch)
+        batches = pack_by_tokens(order, self.lengths, self._batch_tokens)
+        if share < 1:
+            wanted, taken, count = share * sum(self.lengths.values()), 0, 0
+            while count < len(batches) and taken < wanted:
+                taken += self.num_tokens(batches[count])
+                count += 1
+            batches = batches[:count]
+        steps = []
+        for start in range(0, len(batches), self._accumulate):
+            group = tuple(tuple(batch) for batch in batches[start : start + self._accumulate])
+            steps.append(PlannedStep(epoch, start // self._accumulate, group))
+        return steps
+
+    def num_tokens(self, ids: Sequence[str]) -> int:
+        """Tokens of some samples."""
+        return sum(self.lengths[sample_id] for sample_id in ids)
+
+    def step_tokens(self, step: PlannedStep) -> int:
+        """Tokens of one optimizer step."""
+        return sum(self.num_tokens(batch) for batch in step.batches)
+
+    def validation_steps(self, count: int) -> set[int]:
+        """Numbers of finished steps after which to validate: ``count`` of them, the last at the end."""
+        total = len(self.steps)
+        return {math.ceil(total * (i + 1) / count) for i in range(count)} - {0}

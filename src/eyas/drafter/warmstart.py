@@ -1,0 +1,168 @@
+"""Weights to begin with, taken from the target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eyas.base.errors import ConfigError, DataError
+from eyas.drafter.batch import TrainingSample
+from eyas.drafter.model import EagleDrafter
+from eyas.drafter.rows import supervised_rows
+from eyas.drafter.schedule import epoch_order
+from eyas.drafter.settings import TrainSettings
+from eyas.drafter.source import SampleSource
+from eyas.drafter.vocabulary import DraftVocabulary
+
+NORM_SHARE = 0.5
+"""The final norm starts at this share of the target's: a drafter that knows little must not be sure."""
+RIDGE = 1e-3
+"""Strength of the ridge, as a share of each aux state's own mean square."""
+RIDGE_TOKENS = 100_000
+"""Supervised rows that the fit looks at, at most."""
+
+
+def start_from_head(
+    drafter: EagleDrafter, head: Tensor, norm_weight: Tensor, vocabulary: DraftVocabulary
+) -> None:
+    """Head rows of the draft vocabulary and the final norm (halved) from the target.
+
+    Args:
+        head: ``[V, T]`` of the target.
+        norm_weight: ``[T]`` of the target's final norm.
+
+    Raises:
+        ConfigError: the drafter is not as wide as the target.
+    """
+    shape = drafter.shape
+    if shape.hidden_size != shape.target_hidden_size:
+        raise ConfigError(
+            "a drafter can start from its target's head only when both are equally wide",
+            where=f"drafter {shape.hidden_size}, target {shape.target_hidden_size}",
+        )
+    with torch.no_grad():
+        rows = head[torch.from_numpy(vocabulary.target_ids).to(head.device)]
+        drafter.lm_head.weight.copy_(rows)
+        drafter.norm.weight.copy_(norm_weight.to(drafter.norm.weight) * NORM_SHARE)
+
+
+@dataclass
+class RidgeFit:
+    """Streamed normal equations of ``fc``: from aux states to the target's next last state.
+
+    The last state before the final norm's weight, ``h[t+1] / norm_weight``, has unit mean square and is
+    what the drafter's own final norm and head turn into the logits of ``x[t+2]``. So ``fc`` fitted to it
+    lets step 0 begin as a linear guess of the target's next state. Each aux state's column is
+    penalised by its own mean square, which makes the fit blind to their very unequal scales.
+    """
+
+    drafter: EagleDrafter
+    norm_weight: Tensor
+    num_rows: int = 0
+
+    def __post_init__(self) -> None:
+        shape, device = self.drafter.shape, self.drafter.fc.weight.device
+        width = shape.num_aux * shape.target_hidden_size
+        self._gram = torch.zeros(width, width, dtype=torch.float64, device=device)
+        self._cross = torch.zeros(width, shape.hidden_size, dtype=torch.float64, device=device)
+
+    def add(self, sample: TrainingSample) -> None:
+        """Count the rows of one sample that step 0 trains.
+
+        Raises:
+            DataError: a last state is missing.
+        """
+        rows = supervised_rows(sample.spans, len(sample.tokens), 0)
+        if len(rows) == 0:
+            return
+        places = np.searchsorted(sample.last_rows, rows + 1)
+        if places[-1] >= len(sample.last_rows) or (sample.last_rows[places] != rows + 1).any():
+            raise DataError(
+                "a captured sample lacks last states that its spans call for", where=f"sample {sample.id}"
+            )
+        device = self._gram.device
+        inputs = self._inputs(sample.aux[torch.from_numpy(rows)].to(device))
+        outputs = sample.last[torch.from_numpy(places)].to(device=device, dtype=torch.float64)
+        outputs = outputs / _away_from_zero(self.norm_weight.to(device=device, dtype=torch.float64))
+        finite = torch.isfinite(inputs).all(dim=1) & torch.isfinite(outputs).all(dim=1)
+        inputs, outputs = inputs[finite], outputs[finite]
+        self._gram.addmm_(inputs.T, inputs)
+        self._cross.addmm_(inputs.T, outputs)
+        self.num_rows += len(inputs)
+
+    def _inputs(self, aux: Tensor) -> Tensor:
+        shape = self.drafter.shape
+        wide = aux.to(torch.float64)
+        if shape.normed_feedback:
+            wide = wide * torch.rsqrt(wide.pow(2).mean(dim=-1, keepdim=True) + shape.rms_norm_eps)
+        return wide.flatten(1)
+
+    def solve(self) -> Tensor:
+        """``[H, A T]`` weights of ``fc``.
+
+        Raises:
+            DataError: no supervised row was added.
+        """
+        if self.num_rows == 0:
+            raise DataError("no supervised row to fit fc to", hint="set train.warm_start to head")
+        scale = self._gram.diagonal().div(self.num_rows).sqrt()
+        scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+        gram = self._gram / self.num_rows / scale / scale.unsqueeze(1)
+        cross = self._cross / self.num_rows / scale.unsqueeze(1)
+        gram.diagonal().add_(RIDGE)
+        solution = torch.cholesky_solve(cross, torch.linalg.cholesky(gram))
+        return (solution / scale.unsqueeze(1)).T
+
+
+def fit_fc(
+    drafter: EagleDrafter,
+    samples: Iterable[TrainingSample],
+    norm_weight: Tensor,
+    *,
+    max_rows: int = RIDGE_TOKENS,
+) -> int:
+    """Set ``fc`` by ridge regression over samples until ``max_rows`` rows; the number of rows used.
+
+    Raises:
+        DataError: the samples have no supervised row.
+    """
+    fit = RidgeFit(drafter, norm_weight)
+    for sample in samples:
+        fit.add(sample)
+        if fit.num_rows >= max_rows:
+            break
+    with torch.no_grad():
+        drafter.fc.weight.copy_(fit.solve())
+    return fit.num_rows
+
+
+def _away_from_zero(weight: Tensor) -> Tensor:
+    tiny = 1e-6
+    return torch.where(weight.abs() < tiny, torch.full_like(weight, tiny), weight)
+
+
+def give_first_weights(
+    drafter: EagleDrafter,
+    settings: TrainSettings,
+    vocabulary: DraftVocabulary,
+    *,
+    head: Tensor,
+    norm_weight: Tensor,
+    samples: SampleSource,
+) -> int:
+    """The weights a run begins with, as ``settings.warm_start`` says; rows the fit used (0 without one).
+
+    Raises:
+        ConfigError: drafter and target differ in width.
+        DataError: the fit found no supervised row.
+    """
+    drafter.initialise(settings.seed)
+    start_from_head(drafter, head, norm_weight, vocabulary)
+    if settings.warm_start == "head":
+        return 0
+    order = epoch_order(list(samples.lengths()), settings.seed, -1)
+    return fit_fc(drafter, (samples.load([name])[0] for name in order), norm_weight)

@@ -1,0 +1,181 @@
+"""Doing what is left, in order; the same call starts, resumes and finds nothing to do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from eyas.base.errors import EyasError, NotReady, RecipeChanged
+from eyas.base.files import set_aside
+from eyas.base.layout import Layout
+from eyas.base.progress import Progress
+from eyas.base.stop import StopFlag
+from eyas.pipeline.attempt import Attempt, RecordedProgress, next_number
+from eyas.pipeline.lock import hold_lock
+from eyas.pipeline.order import STAGES
+from eyas.pipeline.signals import stop_on_signals
+from eyas.stages.project import Project
+from eyas.stages.protocol import RunContext, Stage, StageView, run_stage
+from eyas.store.ledger import Ledger
+from eyas.store.repair import open_or_rebuild
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """What a run would do with one stage: ``skip``, ``run``, ``resume``, ``redo`` or ``refuse``."""
+
+    stage: str
+    action: str
+    why: str
+    view: StageView
+
+
+@dataclass
+class RunResult:
+    """What a run did; ``numbers`` holds each stage's own."""
+
+    ran: list[str] = field(default_factory=list)
+    numbers: dict[str, dict[str, object]] = field(default_factory=dict)
+    num_set_aside: int = 0
+
+
+def plan(project: Project, stages: Sequence[Stage] = STAGES, redo: Sequence[str] = ()) -> list[PlannedStep]:
+    """What a run would do now; changes nothing.
+
+    A stage after one that runs is planned as ``run``: its own state is known only then.
+    """
+    steps: list[PlannedStep] = []
+    upstream_runs = ""
+    for stage in stages:
+        view = stage.look(project)
+        steps.append(_plan_stage(stage, view, stage.name in redo, upstream_runs))
+        if steps[-1].action in ("run", "resume", "redo"):
+            upstream_runs = upstream_runs or stage.name
+    return steps
+
+
+def _plan_stage(stage: Stage, view: StageView, redo: bool, upstream_runs: str) -> PlannedStep:
+    name = stage.name
+    if view.state == "skipped":
+        return PlannedStep(name, "skip", str(view.detail.get("why", "switched off")), view)
+    if redo and view.state != "waiting":
+        return PlannedStep(name, "redo", "asked to; its output is set aside", view)
+    if view.state == "stale":
+        fields = "; ".join(view.differences)
+        if stage.redone_when_stale:
+            return PlannedStep(name, "redo", f"its recipe changed: {fields}", view)
+        return PlannedStep(name, "refuse", f"its recipe changed: {fields}", view)
+    if view.state == "done":
+        if upstream_runs:
+            return PlannedStep(name, "run", f"if {upstream_runs} changes what it reads", view)
+        return PlannedStep(name, "skip", "done", view)
+    if view.state == "waiting":
+        if upstream_runs:
+            return PlannedStep(name, "run", f"after {upstream_runs}", view)
+        return PlannedStep(name, "refuse", "what it reads does not exist yet", view)
+    if view.state == "partial":
+        return PlannedStep(name, "resume", f"{view.done} of {view.total} {view.unit} done", view)
+    return PlannedStep(name, "run", "nothing done yet", view)
+
+
+def run(
+    project: Project,
+    *,
+    verb: str,
+    progress: Callable[[str], Progress],
+    stages: Sequence[Stage] = STAGES,
+    redo: Sequence[str] = (),
+    retry_failed: bool = False,
+) -> RunResult:
+    """Bring ``stages`` to their end.
+
+    Args:
+        verb: what was asked for, as the lock and the log name it.
+        progress: gives the listener for a stage by its name.
+        redo: stages whose output is set aside first.
+
+    Raises:
+        ProjectLocked: another writer is at work.
+        RecipeChanged: an output of hours was made by another recipe.
+        Stopped: a signal came; all state is saved.
+        EyasError: whatever ends a stage.
+    """
+    layout, result, stop = project.layout, RunResult(), StopFlag()
+    with (
+        hold_lock(layout.state, verb),
+        stop_on_signals(stop),
+        _ledger(layout, progress("ledger")) as ledger,
+    ):
+        number = ledger.start_attempt({"verb": verb, "pid": os.getpid()}, at_least=next_number(layout.logs))
+        attempt = Attempt(layout.logs, number, verb)
+        outcome: dict[str, object] = {"outcome": "done"}
+        try:
+            for stage in stages:
+                listener = RecordedProgress(attempt, progress(stage.name), stage.name)
+                context = RunContext(ledger, listener, stop, number, retry_failed)
+                _run_one(stage, project, context, attempt, stage.name in redo, result)
+            result.num_set_aside = ledger.counts()["set_aside"].samples
+        except EyasError as error:
+            outcome = {"outcome": error.code, **error.as_dict()}
+            raise
+        except BaseException as error:
+            outcome = {"outcome": type(error).__name__, "what": str(error)}
+            raise
+        finally:
+            attempt.event("attempt ended", **outcome)
+            attempt.close()
+            with contextlib.suppress(EyasError):  # the log has it; the first error matters more
+                ledger.end_attempt(number, str(outcome["outcome"]))
+    return result
+
+
+def _ledger(layout: Layout, progress: Progress) -> Ledger:
+    """The ledger; one that is lost or damaged is rebuilt from the folder."""
+    ledger, adoption = open_or_rebuild(layout, progress=progress)
+    if adoption is not None and adoption.segments:
+        progress.say(
+            f"the ledger was rebuilt from the folder: {adoption.num_samples} samples in "
+            f"{len(adoption.segments)} segments"
+        )
+    return ledger
+
+
+def _run_one(
+    stage: Stage, project: Project, context: RunContext, attempt: Attempt, redo: bool, result: RunResult
+) -> None:
+    context.stop.check()
+    step = _plan_stage(stage, stage.look(project), redo, "")
+    if step.action == "skip":
+        return
+    if step.action == "refuse":
+        if step.view.state == "stale":
+            raise RecipeChanged(
+                f"{stage.name}: what is there was made by another recipe",
+                where=", ".join(str(path) for path in stage.writes(project)),
+                why="; ".join(step.view.differences),
+                hint=f"take the change back, or: eyas run --redo {stage.name} (the old output is set aside)",
+            )
+        raise NotReady(
+            f"{stage.name} has nothing to read yet",
+            where=", ".join(str(path) for path in stage.reads(project)),
+            hint="eyas run does all stages in order",
+        )
+    if step.action == "redo":
+        context.progress.say(f"{stage.name} is redone: {step.why}")
+        _set_outputs_aside(stage, project, step.why, context.ledger)
+    attempt.event("stage started", stage=stage.name, action=step.action, why=step.why)
+    numbers = run_stage(stage, project, context)
+    result.ran.append(stage.name)
+    result.numbers[stage.name] = numbers
+    attempt.event("stage ended", stage=stage.name, **{"numbers": numbers})
+
+
+def _set_outputs_aside(stage: Stage, project: Project, why: str, ledger: Ledger) -> None:
+    for path in stage.writes(project):
+        if path.exists():
+            set_aside(path, project.layout.set_aside, f"{stage.name} is redone: {why}")
+    if stage.name == "extract":
+        for segment in ledger.segments():
+            ledger.release_segment(segment.name)

@@ -1,0 +1,1 @@
+"""Stage evaluate: speculative decoding on held-out prompts."""

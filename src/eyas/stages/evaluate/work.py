@@ -1,0 +1,222 @@
+"""Speculative decoding on held-out prompts, measured against plain decoding by the same code."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from eyas.base.clock import utc_now_text
+from eyas.base.errors import DataError
+from eyas.base.files import write_json
+from eyas.chat.dialogue import EmittedAnswer
+from eyas.drafter.acceptance import AcceptanceCounts
+from eyas.drafter.speculate import Decoded, DecodeSettings, Drafting, decode
+from eyas.stages.chat_tools import load_renderer
+from eyas.stages.evaluate.prompts import HeldOut, by_length, held_out_conversations
+from eyas.stages.evaluate.stage import evaluation_recipe
+from eyas.stages.evaluate.ties import TIE_GAPS, tie_gap
+from eyas.stages.local_target import load_target, target_arithmetic
+from eyas.stages.project import Project
+from eyas.stages.protocol import RunContext
+from eyas.stages.records import recorded_capture_recipe
+from eyas.stages.trained import load_trained
+from eyas.targets.local.model import LocalTarget
+from eyas.targets.parts import load_parts
+
+
+@dataclass
+class _Tally:
+    """What the measurement has seen so far."""
+
+    counts: dict[str, list[AcceptanceCounts]] = field(default_factory=lambda: defaultdict(list))
+    prompts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    num_answers: int = 0
+    num_tokens: int = 0
+    equal: int = 0
+    ties: int = 0
+    different: list[dict[str, object]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Decoder:
+    """Both ways to decode a group of prompts."""
+
+    target: LocalTarget
+    drafting: Drafting
+    settings: DecodeSettings
+    context: RunContext
+
+    def plain(self, prompts: Sequence[list[int]]) -> list[Decoded]:
+        return self._decode(prompts, None)
+
+    def drafted(self, prompts: Sequence[list[int]]) -> list[Decoded]:
+        return self._decode(prompts, self.drafting)
+
+    def _decode(self, prompts: Sequence[list[int]], drafting: Drafting | None) -> list[Decoded]:
+        session = self.target.session(len(prompts))
+        return decode(session, prompts, self.settings, drafting, self.context.stop)
+
+
+def run(project: Project, context: RunContext) -> dict[str, object]:
+    """Measure acceptance length, losslessness and speed; write ``reports/evaluation.json``.
+
+    Raises:
+        NotReady: training has not ended.
+        DataError: nothing is held out.
+        Stopped: a signal came; nothing is written.
+    """
+    settings = project.config.evaluate
+    trained = load_trained(project)
+    recipe = evaluation_recipe(project, trained.path)
+    renderer = load_renderer(project)
+    conversations = held_out_conversations(project, renderer)
+    recorded = recorded_capture_recipe(project)
+    device, dtype = target_arithmetic(project, str(recorded["compute_dtype"]) if recorded else None)
+    target = load_target(project, device, dtype, context.progress)
+    embedding = load_parts(project.resolved.model, device, target.dtype).embedding
+    drafting = Drafting(
+        drafter=trained.drafter(embedding, target.dtype),
+        target_ids=torch.from_numpy(trained.vocabulary.target_ids).to(device),
+        aux_layers=project.resolved.aux_layers,
+        num_drafts=settings.num_drafts,
+    )
+    decoder = _Decoder(
+        target,
+        drafting,
+        DecodeSettings(settings.max_new_tokens, frozenset(renderer.end_tokens)),
+        context,
+    )
+    tally, timed = _Tally(), list[list[int]]()
+    context.progress.start("decode", total=_num_turns(conversations), unit="prompts")
+    while asked := [(c, prompt) for c in conversations if (prompt := _fitting(project, c)) is not None]:
+        prompts = [prompt for _, prompt in asked]
+        if not timed:
+            timed = _spread(asked, settings.timing_prompts)
+        for group in by_length(prompts, settings.batch_size):
+            _measure(decoder, [asked[place] for place in group], tally)
+            context.progress.advance(len(group), accepted=round(_overall(tally, settings.num_drafts), 3))
+    if not tally.num_answers:
+        raise DataError("no held-out prompt fits the target", hint="give shorter prompts")
+    speed = _speed(decoder, timed, context) if timed else None
+    report = _report(project, recipe, tally, speed, len(conversations), dtype)
+    write_json(project.layout.evaluation, report)
+    return {
+        "prompts": len(conversations),
+        "acceptance_length": report["acceptance_length"],
+        "equal_texts": f"{tally.equal} of {tally.num_answers}",
+        **({"speedup": speed["ratio"]} if speed else {}),
+    }
+
+
+def _num_turns(conversations: Sequence[HeldOut]) -> int:
+    return sum(c.dialogue.num_turns if c.dialogue is not None else 1 for c in conversations)
+
+
+def _fitting(project: Project, conversation: HeldOut) -> list[int] | None:
+    """The next prompt, when it leaves room for an answer within the target's positions."""
+    prompt = conversation.next_prompt()
+    limit = project.resolved.facts.max_position_embeddings - project.config.evaluate.max_new_tokens
+    return prompt if prompt is not None and len(prompt) <= max(limit, 1) else None
+
+
+def _spread(asked: Sequence[tuple[HeldOut, list[int]]], count: int) -> list[list[int]]:
+    """Prompts to time, taken from the domains in turn."""
+    by_domain: dict[str, list[list[int]]] = defaultdict(list)
+    for conversation, prompt in asked:
+        by_domain[conversation.domain].append(prompt)
+    picked: list[list[int]] = []
+    for place in range(len(asked)):
+        picked += [by_domain[domain][place] for domain in sorted(by_domain) if place < len(by_domain[domain])]
+    return picked[:count]
+
+
+def _measure(decoder: _Decoder, group: Sequence[tuple[HeldOut, list[int]]], tally: _Tally) -> None:
+    prompts = [prompt for _, prompt in group]
+    plain, drafted = decoder.plain(prompts), decoder.drafted(prompts)
+    for (conversation, prompt), one, other in zip(group, plain, drafted, strict=True):
+        if not conversation.answers:
+            tally.prompts[conversation.domain] += 1
+        conversation.answers.append(EmittedAnswer(tuple(one.tokens), one.finish_reason))
+        tally.counts[conversation.domain].append(other.counts)
+        tally.num_answers += 1
+        tally.num_tokens += len(other.tokens)
+        if one.tokens == other.tokens:
+            tally.equal += 1
+            continue
+        gap = tie_gap(decoder.target, prompt, one.tokens, other.tokens)
+        if gap <= TIE_GAPS[decoder.target.dtype]:
+            tally.ties += 1
+        else:
+            tally.different.append({"conversation": conversation.id, "logit_gap": gap})
+
+
+def _overall(tally: _Tally, num_drafts: int) -> float:
+    return _total(tally, num_drafts).acceptance_length
+
+
+def _total(tally: _Tally, num_drafts: int) -> AcceptanceCounts:
+    return AcceptanceCounts.total((c for counts in tally.counts.values() for c in counts), num_drafts)
+
+
+def _speed(decoder: _Decoder, prompts: Sequence[list[int]], context: RunContext) -> dict[str, float]:
+    """Tokens per second one prompt at a time, with and without the drafter, taking turns."""
+    seconds, tokens = {"plain": 0.0, "drafted": 0.0}, {"plain": 0, "drafted": 0}
+    context.progress.start("time one by one", total=len(prompts), unit="prompts")
+    for way in (decoder.plain, decoder.drafted):
+        way([prompts[0][:8]])  # the first call of each pays for warming up
+    for prompt in prompts:
+        for name, way in (("plain", decoder.plain), ("drafted", decoder.drafted)):
+            started = time.monotonic()
+            answers = way([prompt])
+            seconds[name] += time.monotonic() - started
+            tokens[name] += len(answers[0].tokens)
+        context.progress.advance(1)
+    rates = {name: tokens[name] / seconds[name] for name in seconds}
+    return {
+        "prompts": len(prompts),
+        "plain_tokens_per_second": rates["plain"],
+        "drafted_tokens_per_second": rates["drafted"],
+        "ratio": rates["drafted"] / rates["plain"],
+    }
+
+
+def _report(
+    project: Project,
+    recipe: dict[str, object],
+    tally: _Tally,
+    speed: dict[str, float] | None,
+    num_prompts: int,
+    dtype: str,
+) -> dict[str, object]:
+    num_drafts = project.config.evaluate.num_drafts
+    total = _total(tally, num_drafts)
+    return {
+        "recipe": recipe,
+        "at": utc_now_text(),
+        "num_prompts": num_prompts,
+        "num_answers": tally.num_answers,
+        "num_tokens": tally.num_tokens,
+        "num_drafts": num_drafts,
+        "temperature": 0.0,
+        "dtype": dtype,
+        **total.as_dict(),
+        "domains": {
+            domain: {
+                "num_prompts": tally.prompts[domain],
+                **AcceptanceCounts.total(counts, num_drafts).as_dict(),
+            }
+            for domain, counts in sorted(tally.counts.items())
+        },
+        "lossless": {
+            "num_prompts": tally.num_answers,
+            "equal": tally.equal,
+            "ties": tally.ties,
+            "different": len(tally.different),
+            "differences": tally.different,
+        },
+        "speed": speed,
+    }

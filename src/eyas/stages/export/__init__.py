@@ -1,0 +1,1 @@
+"""Stage export: a checkpoint that engines load."""

@@ -1,0 +1,84 @@
+"""The light half of extract."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from eyas.base.errors import EyasError
+from eyas.base.hashing import recipe_differences
+from eyas.base.seal import is_sealed, read_seal
+from eyas.config.resolve import SAFETENSORS_DTYPE
+from eyas.stages.project import Project
+from eyas.stages.protocol import StageView
+from eyas.stages.records import recorded_capture_recipe
+from eyas.store.ledger import Ledger
+from eyas.store.recipe import StoreRecipe
+
+
+def capture_recipe(project: Project, fingerprint: str, dtype: str) -> StoreRecipe:
+    """All that determines a capture's content besides the sample itself.
+
+    Args:
+        fingerprint: of the target's weights.
+        dtype: resolved arithmetic of the target.
+    """
+    resolved = project.resolved
+    return StoreRecipe(
+        target_fingerprint=fingerprint,
+        aux_layers=resolved.aux_layers,
+        hidden_size=resolved.facts.hidden_size,
+        compute_dtype=dtype,
+        store_dtype=SAFETENSORS_DTYPE[project.config.store.dtype],
+    )
+
+
+class ExtractStage:
+    """Captures every sample that the store does not hold yet."""
+
+    name = "extract"
+    redone_when_stale = False
+    work = "eyas.stages.extract.work"
+
+    def reads(self, project: Project) -> tuple[Path, ...]:
+        return (project.layout.samples, project.resolved.model)
+
+    def writes(self, project: Project) -> tuple[Path, ...]:
+        return (project.layout.store,)
+
+    def look(self, project: Project) -> StageView:
+        unit, layout = "samples", project.layout
+        if not is_sealed(layout.samples):
+            return StageView(self.name, "waiting", unit=unit)
+        about = read_seal(layout.samples)["about"]
+        total = int(about.get("num_samples", 0))
+        counts = {}
+        with contextlib.suppress(EyasError, OSError), Ledger.open_read_only(layout.ledger) as ledger:
+            counts = ledger.counts()
+        stored, tokens = counts.get("stored", (0, 0))
+        set_aside = counts.get("set_aside", (0, 0))[0]
+        detail: dict[str, object] = {
+            "tokens": tokens,
+            "set_aside": set_aside,
+            "failed": counts.get("failed", (0, 0))[0],
+        }
+        recorded = recorded_capture_recipe(project)
+        if recorded is not None:
+            # weights and dtype are compared by the work, which may hash and load
+            dtype = project.config.target.dtype
+            kept = str(recorded.get("compute_dtype")) if dtype == "auto" else dtype
+            wanted = capture_recipe(project, str(recorded.get("target_fingerprint")), kept)
+            differences = tuple(recipe_differences(recorded, wanted.as_dict()))
+            if differences:
+                return StageView(self.name, "stale", stored, total, unit, detail, differences)
+        known = sum(samples for samples, _ in counts.values())
+        left = counts.get("pending", (0, 0))[0] + counts.get("in_flight", (0, 0))[0]
+        left += counts.get("failed", (0, 0))[0]
+        if counts and known >= total and left == 0:
+            return StageView(self.name, "done", stored, total, unit, detail)
+        return StageView(self.name, "partial" if stored else "pending", stored, total, unit, detail)
+
+    def verify(self, project: Project) -> list[str]:
+        from eyas.store.scrub import deep  # numpy is loaded only when it is needed
+
+        return [f"{fault.path}: {fault.detail}" for fault in deep(project.layout)]

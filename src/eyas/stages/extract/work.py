@@ -1,0 +1,227 @@
+"""Capturing the samples that the store does not hold yet.
+
+Batches are planned over all samples by content, so that a batch that is redone after a crash is the same
+batch and gives the same bits; only its missing samples are stored.
+"""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from eyas.base.errors import CaptureInvalid, EyasError
+from eyas.base.layout import Layout
+from eyas.base.units import format_bytes
+from eyas.config.resolve import SAFETENSORS_DTYPE
+from eyas.stages.extract.stage import capture_recipe
+from eyas.stages.local_target import load_target, target_arithmetic
+from eyas.stages.project import Project
+from eyas.stages.protocol import RunContext
+from eyas.stages.records import recorded_capture_recipe
+from eyas.store.ledger import Ledger
+from eyas.store.recipe import StoreRecipe, require_store_recipe
+from eyas.store.repair import repair
+from eyas.store.samples import last_rows, read_samples
+from eyas.store.scrub import quick
+from eyas.store.segment import CapturedSample
+from eyas.store.tensors import STORAGE_DTYPES, StoredTensor
+from eyas.store.writer import StoreWriter
+from eyas.targets.batches import padding_share, plan_batches
+from eyas.targets.check import check_capture
+from eyas.targets.dtype import torch_dtype
+from eyas.targets.fingerprint import weights_fingerprint
+from eyas.targets.local.model import CapturedStates, LocalTarget
+
+MAX_TRIES = 3
+"""A sample that failed so often is set aside."""
+
+
+@dataclass(frozen=True)
+class _Item:
+    id: str
+    tokens: np.ndarray[tuple[int], np.dtype[np.int32]]
+    spans: tuple[tuple[int, int], ...]
+
+
+def run(project: Project, context: RunContext) -> dict[str, object]:
+    """Capture what is left.
+
+    Raises:
+        RecipeChanged: the store was made by another recipe.
+        DiskFull: there is no room; everything committed is whole.
+        Stopped: a signal came.
+    """
+    layout, ledger = project.layout, context.ledger
+    recorded = recorded_capture_recipe(project)
+    device, dtype = target_arithmetic(project, str(recorded["compute_dtype"]) if recorded else None)
+    fingerprint = weights_fingerprint(project.resolved.model, project.fingerprint_cache)
+    recipe = capture_recipe(project, fingerprint.hash, dtype)
+    require_store_recipe(layout.store_recipe, recipe)
+    items = [_Item(sample.id, sample.tokens, sample.spans) for sample in _list_samples(layout, ledger)]
+    ledger.release_leases()
+    _mend(layout, ledger, context)
+    if context.retry_failed:
+        ledger.retry_failed()
+    before = ledger.counts()["stored"]
+    started = time.monotonic()
+    todo = set(ledger.pending())
+    if todo:
+        _warn_of_room(project, items, todo, context)
+        target = load_target(project, device, dtype, context.progress)
+        num_bytes = _capture_all(project, context, recipe, target, items)
+        del target
+        gc.collect()
+    else:
+        num_bytes = 0
+    seconds = time.monotonic() - started
+    counts = ledger.counts()
+    tokens = counts["stored"].tokens - before.tokens
+    return {
+        "captured": counts["stored"].samples - before.samples,
+        "tokens": tokens,
+        "bytes": num_bytes,
+        "tokens_per_second": round(tokens / seconds, 1) if tokens else 0.0,
+        "stored": counts["stored"].samples,
+        "set_aside": counts["set_aside"].samples,
+    }
+
+
+def _list_samples(layout: Layout, ledger: Ledger) -> list[_Item]:
+    """All samples, which the ledger lists from now on."""
+    items, entries = [], []
+    for sample in read_samples(layout.samples):
+        items.append(_Item(sample.id, sample.tokens, sample.spans))
+        entries.append(sample.entry)
+    ledger.replace_samples(entries)
+    return items
+
+
+def _mend(layout: Layout, ledger: Ledger, context: RunContext) -> None:
+    """Adopt whole segments that the ledger does not know; set damaged ones aside."""
+    for line in repair(layout, ledger, quick(layout, ledger)):
+        context.progress.say(line)
+
+
+def _warn_of_room(project: Project, items: Sequence[_Item], todo: set[str], context: RunContext) -> None:
+    """Say so before the first byte when the forecast does not fit."""
+    resolved = project.resolved
+    needed = 0
+    for item in items:
+        if item.id in todo:
+            needed += len(item.tokens) * (resolved.bytes_per_token_aux + 4)
+            needed += len(last_rows(item.spans, len(item.tokens))) * resolved.bytes_per_token_last
+    free = shutil.disk_usage(project.layout.store).free
+    verdict = "" if needed < free else ": it will not fit; the run will stop when the disk is full and go on"
+    context.progress.say(
+        f"forecast: {format_bytes(needed)} for {len(todo)} samples, {format_bytes(free)} free{verdict}"
+    )
+
+
+def _capture_all(
+    project: Project, context: RunContext, recipe: StoreRecipe, target: LocalTarget, items: Sequence[_Item]
+) -> int:
+    config, ledger = project.config, context.ledger
+    sizes = [(item.id, len(item.tokens)) for item in items]
+    batches = plan_batches(sizes, config.extract.batch_tokens)
+    todo = set(ledger.pending())
+    context.progress.say(
+        f"{len(batches)} batches of up to {config.extract.batch_tokens} tokens, "
+        f"{100 * padding_share(sizes, batches):.1f}% padding"
+    )
+    total_tokens = sum(length for _, length in sizes)
+    left = sum(length for id_, length in sizes if id_ in todo)
+    context.progress.start("capture", total=total_tokens, unit="tokens", done=total_tokens - left)
+    num_bytes = 0
+    with StoreWriter(
+        project.layout.segments,
+        ledger,
+        recipe.hash,
+        config.store.segment_mib << 20,
+        config.store.segment_seconds,
+    ) as writer:
+        capture = _Capture(target, recipe, ledger, context.attempt)
+        for _ in range(MAX_TRIES):
+            for batch in batches:
+                wanted = {items[index].id for index in batch} & todo
+                if not wanted:
+                    continue
+                if context.stop.requested:
+                    writer.flush()
+                    context.stop.check()
+                ledger.lease(wanted, context.attempt)
+                for sample in capture.batch([items[index] for index in batch], wanted):
+                    writer.add(sample)
+                    num_bytes += sample.nbytes
+                done = sum(len(items[index].tokens) for index in batch if items[index].id in wanted)
+                context.progress.advance(done, bytes=num_bytes)
+            writer.flush()
+            todo = set(ledger.pending())
+            if not todo:
+                break
+    return num_bytes
+
+
+class _Capture:
+    """Captures and checks batches; a failure costs only the samples it concerns."""
+
+    def __init__(self, target: LocalTarget, recipe: StoreRecipe, ledger: Ledger, attempt: int) -> None:
+        self._target, self._recipe, self._ledger, self._attempt = target, recipe, ledger, attempt
+        names = {value: key for key, value in SAFETENSORS_DTYPE.items()}
+        self._dtype = torch_dtype(names[recipe.store_dtype])
+
+    def batch(self, items: Sequence[_Item], wanted: set[str]) -> list[CapturedSample]:
+        """The wanted samples of a batch that could be captured; the others are noted as failed."""
+        try:
+            captured = self._states(items)
+        except (RuntimeError, EyasError) as error:
+            if len(items) == 1:
+                self._fail(items[0].id, error)
+                return []
+            half = len(items) // 2  # out of memory, or one poisonous sample: find it
+            return [*self.batch(items[:half], wanted), *self.batch(items[half:], wanted)]
+        samples = []
+        for item, states in zip(items, captured, strict=True):
+            if item.id not in wanted:
+                continue
+            try:
+                samples.append(self._checked(item, states))
+            except CaptureInvalid as error:
+                self._fail(item.id, error)
+        return samples
+
+    def _states(self, items: Sequence[_Item]) -> list[CapturedStates]:
+        return self._target.capture(
+            [item.tokens.tolist() for item in items], self._recipe.aux_layers, store_dtype=self._dtype
+        )
+
+    def _checked(self, item: _Item, states: CapturedStates) -> CapturedSample:
+        rows = last_rows(item.spans, len(item.tokens))
+        last = states.last[torch.from_numpy(rows)]
+        aux = states.aux.clone()  # a copy of its own: the batch's memory is not held until the commit
+        check_capture(
+            aux,
+            last,
+            num_tokens=len(item.tokens),
+            num_last_rows=len(rows),
+            aux_layers=self._recipe.aux_layers,
+            hidden_size=self._recipe.hidden_size,
+            dtype=self._dtype,
+            sample=item.id,
+        )
+        return CapturedSample(item.id, item.tokens, item.spans, self._stored(aux), self._stored(last))
+
+    def _stored(self, states: torch.Tensor) -> StoredTensor:
+        name = self._recipe.store_dtype
+        bits = states.view(torch.uint16) if name == "BF16" else states
+        return StoredTensor(name, bits.numpy().astype(STORAGE_DTYPES[name], copy=False))
+
+    def _fail(self, sample: str, error: Exception) -> None:
+        reason = f"{type(error).__name__}: {getattr(error, 'why', None) or error}"
+        if self._ledger.state_of(sample) not in ("stored", "set_aside"):
+            self._ledger.fail_sample(sample, reason, self._attempt, MAX_TRIES)

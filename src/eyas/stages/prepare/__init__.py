@@ -1,0 +1,1 @@
+"""Stage prepare: conversations in, prompts or samples out."""

@@ -1,0 +1,41 @@
+"""What one stage leaves in the folder for another to find."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from eyas.base.files import read_json
+from eyas.base.seal import is_sealed, read_seal
+from eyas.stages.project import Project
+
+
+def recorded_capture_recipe(project: Project) -> dict[str, object] | None:
+    """The recipe of the store on disk; None before the first capture."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return dict(read_json(project.layout.store_recipe)["recipe"])
+    return None
+
+
+def checkpoint_folders(checkpoints: Path) -> list[Path]:
+    """Sealed checkpoints, oldest first."""
+    if not checkpoints.is_dir():
+        return []
+    return sorted(p for p in checkpoints.glob("step-*") if is_sealed(p))
+
+
+def final_checkpoint(project: Project) -> Path | None:
+    """The checkpoint that ends a training run; None while there is none."""
+    folders = checkpoint_folders(project.layout.checkpoints)
+    if not folders:
+        return None
+    about = read_seal(folders[-1])["about"]
+    return folders[-1] if about.get("step", -1) >= about.get("total_steps", 0) else None
+
+
+def recorded_train_dtype(project: Project) -> str | None:
+    """The arithmetic that training began with; None before the first checkpoint."""
+    folders = checkpoint_folders(project.layout.checkpoints)
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, IndexError):
+        return str(read_json(folders[-1] / "state.json")["recipe"]["inputs"]["train"]["dtype"])
+    return None

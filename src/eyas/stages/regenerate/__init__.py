@@ -1,0 +1,1 @@
+"""Stage regenerate: the target answers every prompt itself."""

@@ -1,0 +1,92 @@
+"""The light half of regenerate."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from eyas.base.errors import DamageFound
+from eyas.base.files import read_json
+from eyas.base.hashing import recipe_differences
+from eyas.base.seal import is_sealed, read_seal, seal_faults
+from eyas.stages.project import Project
+from eyas.stages.protocol import StageView
+from eyas.stages.regenerate.answers import count_answers, read_answers
+
+ANSWERS_RECIPE = "recipe.json"
+
+
+def answers_recipe(project: Project, fingerprint: str, dtype: str) -> dict[str, object]:
+    """All that decides an answer besides its prompt.
+
+    Args:
+        fingerprint: of the target's weights.
+        dtype: resolved arithmetic of the target.
+    """
+    settings = project.config.regenerate
+    return {
+        "weights": fingerprint,
+        "dtype": dtype,
+        "max_new_tokens": settings.max_new_tokens,
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "seed": settings.seed,
+        "end_tokens": list(project.resolved.facts.end_tokens),
+    }
+
+
+def recorded_answers_recipe(project: Project) -> dict[str, object] | None:
+    """The recipe of the answers on disk; None before the first."""
+    with contextlib.suppress(OSError, ValueError):
+        return dict(read_json(project.layout.answers / ANSWERS_RECIPE))
+    return None
+
+
+class RegenerateStage:
+    """Answers every prompt with the target and turns the emitted ids into samples."""
+
+    name = "regenerate"
+    redone_when_stale = False
+    work = "eyas.stages.regenerate.work"
+
+    def reads(self, project: Project) -> tuple[Path, ...]:
+        return (project.layout.prompts,)
+
+    def writes(self, project: Project) -> tuple[Path, ...]:
+        return (project.layout.answers, project.layout.samples)
+
+    def look(self, project: Project) -> StageView:
+        unit = "answers"
+        layout = project.layout
+        if not project.config.regenerate.enabled:
+            return StageView(self.name, "skipped", unit=unit, detail={"why": "answers are taken as given"})
+        if not is_sealed(layout.prompts):
+            return StageView(self.name, "waiting", unit=unit)
+        about = read_seal(layout.prompts)["about"]
+        total, done = int(about.get("num_turns", 0)), count_answers(layout.answers)
+        recorded = recorded_answers_recipe(project)
+        if recorded is not None:
+            # weights and dtype are compared by the work, which may hash and load
+            wanted = answers_recipe(project, str(recorded.get("weights")), str(recorded.get("dtype")))
+            if project.config.target.dtype != "auto":
+                wanted["dtype"] = project.config.target.dtype
+            differences = tuple(recipe_differences(recorded, wanted))
+            if differences:
+                return StageView(self.name, "stale", done, total, unit, differences=differences)
+        if is_sealed(layout.samples):
+            made_of = read_seal(layout.samples)["about"].get("prompts")
+            if made_of == read_seal(layout.prompts)["about"].get("identity"):
+                return StageView(self.name, "done", total, total, unit)
+        return StageView(self.name, "partial" if done else "pending", min(done, total), total, unit)
+
+    def verify(self, project: Project) -> list[str]:
+        if not project.config.regenerate.enabled:
+            return []
+        faults = [
+            f"{path.name}: {result.why}"
+            for path, result in read_answers(project.layout.answers)
+            if isinstance(result, DamageFound)
+        ]
+        if is_sealed(project.layout.samples):
+            faults += [f"samples/{fault}" for fault in seal_faults(project.layout.samples)]
+        return faults

@@ -1,0 +1,256 @@
+"""Answering every prompt with the target.
+
+Turns are answered in rounds. In a round, prompts are grouped by content (length, then id) over all
+conversations, answered or not, so that a group that is redone after a crash is the same group and gives
+the same bits. A group is durable as soon as it is finished.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from eyas.base.errors import DamageFound, DataError, RecipeChanged
+from eyas.base.files import read_json, set_aside, write_json
+from eyas.base.hashing import recipe_differences
+from eyas.base.seal import read_seal, require_seal, sealed_folder
+from eyas.chat.conversation import DialoguePrompts
+from eyas.chat.dialogue import Dialogue, EmittedAnswer, read_dialogues
+from eyas.chat.length import fit
+from eyas.chat.render import Renderer
+from eyas.stages.chat_tools import load_renderer
+from eyas.stages.local_target import load_target, target_arithmetic
+from eyas.stages.project import Project
+from eyas.stages.protocol import RunContext
+from eyas.stages.regenerate.answers import Answer, prompt_digest, read_answers, write_part
+from eyas.stages.regenerate.stage import ANSWERS_RECIPE, answers_recipe, recorded_answers_recipe
+from eyas.store.samples import Sample, read_samples, sample_id, write_samples
+from eyas.targets.fingerprint import weights_fingerprint
+from eyas.targets.local.generate import SamplingSettings, generate
+from eyas.targets.local.model import LocalTarget
+
+CONVERSATIONS = "conversations.jsonl"
+
+
+@dataclass
+class _Open:
+    """A conversation, its answers so far, and why it ends early if it does."""
+
+    prompts: DialoguePrompts
+    dialogue: Dialogue
+    answers: list[Answer] = field(default_factory=list)
+    ended: str = ""
+
+    @property
+    def emitted(self) -> list[EmittedAnswer]:
+        return [EmittedAnswer(tuple(answer.tokens), answer.finish_reason) for answer in self.answers]
+
+
+@dataclass(frozen=True)
+class _Ask:
+    """One prompt of the present round."""
+
+    conversation: _Open
+    tokens: list[int]
+    digest: str
+    limit: int
+
+
+def run(project: Project, context: RunContext) -> dict[str, object]:
+    """Answer what is unanswered, then write the samples.
+
+    Raises:
+        RecipeChanged: the answers on disk were drawn with other settings or weights.
+        DataError: no answer holds anything to learn.
+        Stopped: a signal came; finished groups are kept.
+    """
+    layout, config = project.layout, project.config
+    require_seal(layout.prompts)
+    recorded = recorded_answers_recipe(project)
+    device, dtype = target_arithmetic(project, str(recorded["dtype"]) if recorded else None)
+    fingerprint = weights_fingerprint(project.resolved.model, project.fingerprint_cache)
+    recipe = answers_recipe(project, fingerprint.hash, dtype)
+    _require_recipe(project, recorded, recipe)
+    renderer = load_renderer(project)
+    conversations = [
+        _Open(prompts, Dialogue(renderer, prompts))
+        for prompts in read_dialogues(layout.prompts / CONVERSATIONS)
+    ]
+    known = _known_answers(project, context)
+    num_turns = sum(len(conversation.prompts.turns) for conversation in conversations)
+    context.progress.start("answer", total=num_turns, unit="answers", done=min(len(known), num_turns))
+    target: LocalTarget | None = None
+    num_new = num_tokens = 0
+    for turn in range(max((len(c.prompts.turns) for c in conversations), default=0)):
+        for group in _groups(_asks(project, conversations, turn), config.regenerate.batch_size):
+            missing = [ask for ask in group if _key(ask, turn) not in known]
+            if missing:
+                context.stop.check()
+                if target is None:
+                    target = load_target(project, device, dtype, context.progress)
+                answers = _answer(project, context, target, missing, turn, renderer)
+                write_part(layout.answers, turn, answers)
+                known.update({_key(ask, turn): answer for ask, answer in zip(missing, answers, strict=True)})
+                num_new += len(answers)
+                num_tokens += sum(len(answer.tokens) for answer in answers)
+                context.progress.advance(len(answers), tokens=num_tokens)
+            for ask in group:
+                answer = known[_key(ask, turn)]
+                ask.conversation.answers.append(answer)
+                if answer.finish_reason == "length" and config.regenerate.truncated == "drop":
+                    ask.conversation.ended = "truncated answer dropped"
+    counts = _write_samples(project, conversations)
+    return {"answered": num_new, "answer_tokens": num_tokens, **counts}
+
+
+def _require_recipe(project: Project, recorded: dict[str, object] | None, recipe: dict[str, object]) -> None:
+    if recorded is None:
+        write_json(project.layout.answers / ANSWERS_RECIPE, recipe)
+        return
+    differences = recipe_differences(recorded, recipe)
+    if differences:
+        raise RecipeChanged(
+            "the answers on disk were drawn with other settings or weights",
+            where=project.layout.answers,
+            why="; ".join(differences),
+            hint="take the change back, or: eyas run --redo regenerate (the old answers are set aside)",
+        )
+
+
+def _known_answers(project: Project, context: RunContext) -> dict[tuple[str, int, str], Answer]:
+    known = {}
+    for path, result in read_answers(project.layout.answers):
+        if isinstance(result, DamageFound):
+            context.progress.say(f"{path.name} is damaged ({result.why}); it is set aside and redone")
+            set_aside(path, project.layout.set_aside, str(result.why))
+            continue
+        for answer in result:
+            known[answer.conversation, answer.turn, answer.prompt] = answer
+    return known
+
+
+def _key(ask: _Ask, turn: int) -> tuple[str, int, str]:
+    return ask.conversation.prompts.id, turn, ask.digest
+
+
+def _asks(project: Project, conversations: Sequence[_Open], turn: int) -> Iterator[_Ask]:
+    """The prompts of a round; a conversation whose prompt leaves no room for an answer ends here."""
+    config = project.config
+    for conversation in conversations:
+        if conversation.ended or len(conversation.prompts.turns) <= turn:
+            continue
+        tokens = conversation.dialogue.next_prompt(conversation.emitted)
+        assert tokens is not None
+        room = config.data.max_seq_len - len(tokens)
+        if room < 2:  # a span of one token asks for no draft
+            conversation.ended = "prompt too long"
+            continue
+        yield _Ask(conversation, tokens, prompt_digest(tokens), min(config.regenerate.max_new_tokens, room))
+
+
+def _groups(asks: Iterator[_Ask], size: int) -> list[list[_Ask]]:
+    ordered = sorted(asks, key=lambda ask: (len(ask.tokens), ask.digest, ask.conversation.prompts.id))
+    return [ordered[start : start + size] for start in range(0, len(ordered), size)]
+
+
+def _answer(
+    project: Project,
+    context: RunContext,
+    target: LocalTarget,
+    asks: Sequence[_Ask],
+    turn: int,
+    renderer: Renderer,
+) -> list[Answer]:
+    settings = project.config.regenerate
+    generated = generate(
+        target,
+        [ask.tokens for ask in asks],
+        SamplingSettings(
+            max_new_tokens=[ask.limit for ask in asks],
+            end_tokens=sorted(renderer.end_tokens),
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            seeds=[_seed(settings.seed, ask.digest, ask.conversation.prompts.id) for ask in asks],
+        ),
+        context.stop,
+    )
+    return [
+        Answer(ask.conversation.prompts.id, turn, ask.digest, answer.tokens, answer.finish_reason)
+        for ask, answer in zip(asks, generated, strict=True)
+    ]
+
+
+def _seed(seed: int, *words: str) -> int:
+    """A stream of its own for each answer, made of content."""
+    digest = hashlib.sha256(":".join([str(seed), *words]).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+def _write_samples(project: Project, conversations: Sequence[_Open]) -> dict[str, object]:
+    layout = project.layout
+    if layout.samples.exists():
+        set_aside(
+            layout.samples, layout.set_aside, "prompts or answers changed; the samples are written anew"
+        )
+    reasons: Counter[str] = Counter()
+    about: dict[str, object] = {"prompts": read_seal(layout.prompts)["about"].get("identity")}
+    with sealed_folder(layout.samples, about) as folder:
+        counts = write_samples(folder, _all_samples(project, conversations, reasons))
+        if counts.num_samples == 0:
+            raise DataError(
+                "no answer holds anything to learn",
+                where=layout.answers,
+                why="; ".join(f"{count} {reason}" for reason, count in sorted(reasons.items())) or None,
+                hint="look at the answers; raise regenerate.max_new_tokens or data.max_seq_len",
+            )
+        about |= {
+            "num_samples": counts.num_samples,
+            "num_tokens": counts.num_tokens,
+            "num_supervised": counts.num_supervised,
+        }
+    numbers: dict[str, object] = {
+        "samples": counts.num_samples,
+        "tokens": counts.num_tokens,
+        "supervised_tokens": counts.num_supervised,
+        "duplicates": counts.num_duplicates,
+    }
+    stats = read_json(layout.stats)
+    stats["regenerate"] = {**numbers, "reasons": dict(sorted(reasons.items()))}
+    write_json(layout.stats, stats)
+    return numbers
+
+
+def _all_samples(project: Project, conversations: Sequence[_Open], reasons: Counter[str]) -> Iterator[Sample]:
+    """Samples of all conversations, then those that were given as tokens; ``reasons`` is filled."""
+    config, given = project.config, project.layout.prompts / "given"
+    for conversation in conversations:
+        for answer in conversation.answers:
+            reasons[f"answers that ended by {answer.finish_reason}"] += 1
+        if conversation.ended:
+            reasons[f"conversations ended: {conversation.ended}"] += 1
+        answers = conversation.emitted
+        if conversation.ended == "truncated answer dropped":
+            answers = answers[:-1]
+        for rendered in conversation.dialogue.samples(answers):
+            fitted = fit(rendered, config.data.max_seq_len, config.data.too_long)
+            if fitted.sample is None:
+                reasons[f"samples dropped: {fitted.reason}"] += 1
+                continue
+            tokens = np.asarray(fitted.sample.tokens, dtype=np.int32)
+            yield Sample(
+                id=sample_id(tokens, fitted.sample.spans),
+                tokens=tokens,
+                spans=fitted.sample.spans,
+                conversation=conversation.prompts.id,
+                source=conversation.prompts.source,
+                domain=conversation.prompts.domain,
+                split="validation" if conversation.prompts.split == "validation" else "train",
+                finish_reason=fitted.sample.finish_reason,
+                origin="regenerated",
+            )
+    if given.is_dir():
+        yield from read_samples(given)

@@ -1,0 +1,54 @@
+"""Stored samples as the drafter takes them: views into mapped segments, no copy."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from eyas.drafter.batch import TrainingSample
+from eyas.store.entry import SampleEntry
+from eyas.store.reader import StoreReader
+from eyas.store.samples import last_rows
+from eyas.store.tensors import StoredTensor
+
+
+def to_torch(stored: StoredTensor) -> torch.Tensor:
+    """The same bytes as a torch tensor; read-only in fact, since a segment is mapped read-only."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        tensor = torch.from_numpy(stored.array)
+    return tensor.view(torch.bfloat16) if stored.dtype == "BF16" else tensor
+
+
+class StoredSamples:
+    """Training samples from the store, each read when it is asked for.
+
+    Args:
+        reader: of the store.
+        entries: the samples that belong here (one split).
+    """
+
+    def __init__(self, reader: StoreReader, entries: Iterable[SampleEntry]) -> None:
+        self._reader = reader
+        self._lengths = {entry.id: entry.length for entry in entries if entry.id in reader}
+
+    def lengths(self) -> Mapping[str, int]:
+        """Tokens of every sample by its id."""
+        return self._lengths
+
+    def load(self, ids: Sequence[str]) -> list[TrainingSample]:
+        """These samples, in this order. Raises SegmentDamaged as the reader does."""
+        return [self._sample(sample) for sample in ids]
+
+    def _sample(self, sample: str) -> TrainingSample:
+        captured = self._reader.sample(sample)
+        return TrainingSample(
+            id=captured.id,
+            tokens=captured.tokens,
+            spans=captured.spans,
+            aux=to_torch(captured.aux),
+            last=to_torch(captured.last),
+            last_rows=last_rows(captured.spans, len(captured.tokens)),
+        )

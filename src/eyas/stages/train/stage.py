@@ -1,0 +1,87 @@
+"""The light half of train."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from eyas.base.errors import SealBroken
+from eyas.base.files import read_json
+from eyas.base.hashing import recipe_differences
+from eyas.base.seal import is_sealed, seal_faults
+from eyas.stages.digests import sealed_digest
+from eyas.stages.project import Project
+from eyas.stages.protocol import StageState, StageView
+from eyas.stages.records import checkpoint_folders, recorded_capture_recipe
+
+# what may change in the middle of a training run without changing its result
+_NOT_IN_RECIPE = ("checkpoint_minutes", "keep_checkpoints", "validations", "max_bad_steps")
+
+
+def train_recipe(project: Project, dtype: str) -> dict[str, object]:
+    """All that determines the trained weights.
+
+    Args:
+        dtype: what ``auto`` stands for: resolved when training begins, and kept.
+
+    Raises:
+        SealBroken: the samples are not there.
+    """
+    config, resolved = project.config, project.resolved
+    settings = config.train.model_dump(mode="json")
+    for key in _NOT_IN_RECIPE:
+        settings.pop(key)
+    if settings["dtype"] == "auto":
+        settings["dtype"] = dtype
+    return {
+        "samples": sealed_digest(project.layout.samples),
+        "store": recorded_capture_recipe(project) or {},
+        "drafter": {
+            "norms": config.drafter.norms,
+            "vocab_limit": resolved.draft_vocab_limit,
+            "intermediate_size": resolved.intermediate_size,
+            "num_heads": resolved.num_heads,
+            "num_kv_heads": resolved.num_kv_heads,
+            "head_dim": resolved.head_dim,
+        },
+        "train": settings,
+    }
+
+
+class TrainStage:
+    """Trains the drafter on the stored samples and resumes from the newest whole checkpoint."""
+
+    name = "train"
+    redone_when_stale = False
+    work = "eyas.stages.train.work"
+
+    def reads(self, project: Project) -> tuple[Path, ...]:
+        return (project.layout.samples, project.layout.store)
+
+    def writes(self, project: Project) -> tuple[Path, ...]:
+        return (project.layout.drafter,)
+
+    def look(self, project: Project) -> StageView:
+        unit, layout = "steps", project.layout
+        folders = checkpoint_folders(layout.checkpoints)
+        if not folders:
+            ready = is_sealed(layout.samples) and layout.store_recipe.is_file()
+            return StageView(self.name, "pending" if ready else "waiting", unit=unit)
+        try:
+            state = read_json(folders[-1] / "state.json")
+            recorded = dict(state["recipe"]["inputs"])
+            wanted = train_recipe(project, str(recorded.get("train", {}).get("dtype")))
+        except (OSError, ValueError, KeyError, TypeError, SealBroken) as error:
+            return StageView(self.name, "partial", unit=unit, detail={"damaged": str(error)})
+        step, total = int(state["step"]), int(state["total_steps"])
+        detail: dict[str, object] = {"checkpoint": folders[-1].name, "validation": state.get("validation")}
+        differences = tuple(recipe_differences(recorded, wanted))
+        if differences:
+            return StageView(self.name, "stale", step, total, unit, detail, differences)
+        done: StageState = "done" if step >= total else "partial"
+        return StageView(self.name, done, step, total, unit, detail)
+
+    def verify(self, project: Project) -> list[str]:
+        folders = checkpoint_folders(project.layout.checkpoints)
+        if is_sealed(project.layout.vocabulary):
+            folders.append(project.layout.vocabulary)
+        return [f"{folder.name}/{fault}" for folder in folders for fault in seal_faults(folder)]

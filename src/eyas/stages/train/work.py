@@ -1,0 +1,155 @@
+"""Training the drafter from the store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from eyas.base.errors import NotReady
+from eyas.base.files import set_aside
+from eyas.base.seal import is_sealed
+from eyas.drafter.model import EagleDrafter
+from eyas.drafter.settings import TrainSettings
+from eyas.drafter.shape import DrafterShape
+from eyas.drafter.teacher import Teacher
+from eyas.drafter.trainer import Trainer, TrainingPlace
+from eyas.drafter.vocabulary import (
+    DraftVocabulary,
+    build_vocabulary,
+    load_vocabulary,
+    save_vocabulary,
+)
+from eyas.drafter.warmstart import give_first_weights
+from eyas.stages.chat_tools import end_tokens, load_tokenizer
+from eyas.stages.project import Project
+from eyas.stages.protocol import RunContext
+from eyas.stages.records import recorded_train_dtype
+from eyas.stages.stored_states import StoredSamples
+from eyas.stages.threads import set_threads
+from eyas.stages.train.stage import train_recipe
+from eyas.store.reader import StoreReader
+from eyas.store.samples import read_samples
+from eyas.targets.dtype import resolve_device, resolve_dtype
+from eyas.targets.parts import TargetParts, load_parts
+
+
+def run(project: Project, context: RunContext) -> dict[str, object]:
+    """Train to the end, from the start or from the newest whole checkpoint.
+
+    Raises:
+        NotReady: samples are not captured yet.
+        RecipeChanged: the checkpoints there are of another recipe.
+        TrainingDiverged: the loss is not finite, again and again.
+        Stopped: a signal came; a checkpoint is saved.
+    """
+    layout, ledger = project.layout, context.ledger
+    set_threads(project)
+    counts = ledger.counts()
+    left = counts["pending"].samples + counts["in_flight"].samples + counts["failed"].samples
+    if left or not counts["stored"].samples:
+        raise NotReady(
+            f"{left} samples are not captured yet", where=layout.store, hint="eyas extract, or eyas run"
+        )
+    device, _ = resolve_device(project.config.target.device)
+    wanted = project.config.train.dtype
+    recorded = recorded_train_dtype(project) if wanted == "auto" else None
+    dtype = recorded or resolve_dtype(wanted, device)[0]
+    settings = TrainSettings(**{**project.config.train.model_dump(), "dtype": dtype})
+    vocabulary = _vocabulary(project, context)
+    shape = _shape(project, vocabulary)
+    parts = load_parts(project.resolved.model, device, settings.master_dtype())
+    drafter = EagleDrafter(shape, parts.embedding.to(settings.compute_dtype())).to(device)
+    reader = StoreReader(layout.segments, ledger)
+    entries = list(ledger.entries())
+    samples = StoredSamples(reader, (e for e in entries if e.split == "train"))
+    held_out = StoredSamples(reader, (e for e in entries if e.split == "validation"))
+    trainer = Trainer(
+        drafter,
+        Teacher(parts.head, vocabulary, device=torch.device(device), dtype=settings.compute_dtype()),
+        samples,
+        held_out if held_out.lengths() else None,
+        settings,
+        TrainingPlace(
+            layout.checkpoints,
+            layout.metrics,
+            lambda path, reason: _set_aside(project, path, reason),
+        ),
+        recipe={"inputs": train_recipe(project, dtype)},
+        start=lambda: _start(drafter, settings, vocabulary, parts, samples, context),
+        progress=context.progress,
+        stop=context.stop,
+    )
+    result = trainer.run()
+    numbers: dict[str, object] = {
+        "steps": result.state.step,
+        "tokens": result.state.tokens,
+        "draft_vocabulary": vocabulary.size,
+        "parameters": sum(parameter.numel() for parameter in drafter.parameters()),
+    }
+    if result.state.validation is not None:
+        numbers["validation_acceptance_length"] = result.state.validation["walk_tau"]
+        numbers["validation_loss"] = result.state.validation["loss"][0]
+    return numbers
+
+
+def _start(
+    drafter: EagleDrafter,
+    settings: TrainSettings,
+    vocabulary: DraftVocabulary,
+    parts: TargetParts,
+    samples: StoredSamples,
+    context: RunContext,
+) -> None:
+    num_rows = give_first_weights(
+        drafter, settings, vocabulary, head=parts.head, norm_weight=parts.norm_weight, samples=samples
+    )
+    if num_rows:
+        context.progress.say(f"fc starts from a ridge fit over {num_rows} rows")
+
+
+def _vocabulary(project: Project, context: RunContext) -> DraftVocabulary:
+    """The mapping on disk, or a new one; it is never made again while it is whole."""
+    folder, resolved = project.layout.vocabulary, project.resolved
+    if is_sealed(folder):
+        return load_vocabulary(folder)
+    counts = np.zeros(resolved.facts.vocab_size, dtype=np.int64)
+    for sample in read_samples(project.layout.samples):
+        if sample.split == "train":
+            for start, end in sample.spans:
+                np.add.at(counts, sample.tokens[start:end], 1)
+    tokenizer = load_tokenizer(project)
+    special = {*end_tokens(project, tokenizer), *getattr(tokenizer, "all_special_ids", ())}
+    inside = [token for token in sorted(special) if 0 <= token < resolved.facts.vocab_size]
+    vocabulary = build_vocabulary(counts, project.config.drafter.vocab_size, inside)
+    covered = vocabulary.coverage(counts)
+    save_vocabulary(folder, vocabulary, {"coverage": covered, "size": vocabulary.size})
+    context.progress.say(
+        f"draft vocabulary of {vocabulary.size} tokens, {100 * covered:.2f}% of the supervised ones"
+    )
+    return vocabulary
+
+
+def _shape(project: Project, vocabulary: DraftVocabulary) -> DrafterShape:
+    resolved, facts = project.resolved, project.resolved.facts
+    return DrafterShape(
+        hidden_size=facts.hidden_size,
+        target_hidden_size=facts.hidden_size,
+        num_aux=len(resolved.aux_layers),
+        intermediate_size=resolved.intermediate_size,
+        num_heads=resolved.num_heads,
+        num_kv_heads=resolved.num_kv_heads,
+        head_dim=resolved.head_dim,
+        draft_vocab_size=vocabulary.size,
+        target_vocab_size=facts.vocab_size,
+        rms_norm_eps=facts.rms_norm_eps,
+        rope_theta=facts.rope_theta,
+        rope_scaling=facts.rope_scaling,
+        max_position_embeddings=facts.max_position_embeddings,
+        norms=project.config.drafter.norms,
+    )
+
+
+def _set_aside(project: Project, path: Path, reason: str) -> None:
+    set_aside(path, project.layout.set_aside, reason)

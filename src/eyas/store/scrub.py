@@ -1,0 +1,235 @@
+"""Looking for damage in the store: quick by names, sizes and headers; deep by every hash.
+
+A scrub changes no file. What it finds goes to `eyas.store.repair`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from eyas.base.clock import boot_id
+from eyas.base.errors import EyasError, FormatTooNew, SegmentDamaged
+from eyas.base.files import TEMPORARY_SUFFIX
+from eyas.base.layout import Layout
+from eyas.base.progress import Progress, SilentProgress
+from eyas.base.seal import is_sealed
+from eyas.store.faults import Fault
+from eyas.store.ledger import Ledger, SegmentRecord
+from eyas.store.place import mount_identity
+from eyas.store.recipe import read_store_recipe
+from eyas.store.repair import (
+    Adoption,
+    adopt_unknown,
+    open_or_rebuild,
+    rebuild_ledger,
+    repair,
+    set_aside_segment,
+)
+from eyas.store.samples import iter_sample_index
+from eyas.store.segment import verify_segment
+from eyas.store.segment_header import SegmentHeader, read_header, segment_number
+
+__all__ = [
+    "Adoption",
+    "Fault",
+    "adopt_unknown",
+    "deep",
+    "open_or_rebuild",
+    "quick",
+    "rebuild_ledger",
+    "repair",
+    "set_aside_segment",
+]
+
+
+def quick(layout: Layout, ledger: Ledger | None = None) -> list[Fault]:
+    """Ledger against folder, sizes, and every segment's header, name and recipe; reads no tensor.
+
+    Args:
+        ledger: an open one; by default the project's is opened read-only.
+    """
+    faults, _ = _examine(layout, ledger)
+    return faults
+
+
+def deep(
+    layout: Layout,
+    ledger: Ledger | None = None,
+    *,
+    names: Iterable[str] | None = None,
+    num_workers: int = 2,
+    from_disk: bool = True,
+    progress: Progress | None = None,
+) -> list[Fault]:
+    """All of `quick`, then every tensor's hash and every sample's identity, the ledger's own pages, and
+    the ledger against data/samples.
+
+    Args:
+        ledger: open for writing, to note in it which segments were whole; otherwise nothing is noted.
+        names: only these segments' tensors.
+        from_disk: ask the system to drop its cached pages of a segment first: what the cache returns
+            says nothing of the disk.
+        progress: advances in bytes.
+    """
+    progress = progress or SilentProgress()
+    faults, whole = _examine(layout, ledger)
+    wanted = None if names is None else set(names)
+    chosen = {path: header for path, header in whole.items() if wanted is None or path.name in wanted}
+    boot = boot_id()
+    mount = mount_identity(layout.segments) if layout.segments.is_dir() else ""
+    progress.start("verify", total=sum(header.num_bytes for header in chosen.values()), unit="bytes")
+    with ThreadPoolExecutor(num_workers, thread_name_prefix="eyas-scrub") as pool:
+        tasks: dict[Path, Future[dict[str, str]]] = {
+            path: pool.submit(_hash_segment, path, header, from_disk) for path, header in chosen.items()
+        }
+        try:
+            for path, task in tasks.items():
+                found = _content_fault(path, task)
+                faults += [found] if found is not None else []
+                if found is None and ledger is not None:
+                    ledger.note_verified(path.name, boot, mount)
+                progress.advance(chosen[path].num_bytes)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return faults + _ledger_faults(layout, ledger)
+
+
+def _hash_segment(path: Path, header: SegmentHeader, from_disk: bool) -> dict[str, str]:
+    if from_disk and hasattr(os, "posix_fadvise"):
+        with open(path, "rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return verify_segment(path, header)
+
+
+def _content_fault(path: Path, task: Future[dict[str, str]]) -> Fault | None:
+    try:
+        found = task.result()
+    except OSError as error:
+        return Fault(path, "content", str(error))
+    if not found:
+        return None
+    sample, why = next(iter(found.items()))
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return Fault(path, "content", f"sample {sample}: {why}{more}", tuple(found))
+
+
+def _examine(layout: Layout, ledger: Ledger | None) -> tuple[list[Fault], dict[Path, SegmentHeader]]:
+    """The quick faults, and the headers of the segments that have none and are in the ledger."""
+    if ledger is not None:
+        return _examine_with(layout, ledger)
+    if not layout.ledger.exists():
+        if not layout.segments.is_dir():
+            return [], {}
+        fault = Fault(layout.ledger, "ledger", "there is no ledger")
+        faults, whole = _examine_with(layout, None)
+        return [fault, *faults], whole
+    try:
+        with Ledger.open_read_only(layout.ledger) as opened:
+            return _examine_with(layout, opened)
+    except EyasError as error:
+        fault = Fault(layout.ledger, "ledger", error.why or error.what)
+        faults, whole = _examine_with(layout, None)
+        return [fault, *faults], whole
+
+
+def _examine_with(layout: Layout, ledger: Ledger | None) -> tuple[list[Fault], dict[Path, SegmentHeader]]:
+    known = {} if ledger is None else {segment.name: segment for segment in ledger.segments()}
+    recipe_hash, faults = _store_recipe(layout, bool(known))
+    whole: dict[Path, SegmentHeader] = {}
+    paths = sorted(layout.segments.iterdir()) if layout.segments.is_dir() else []
+    present = set()
+    for path in paths:
+        if path.name.startswith(".") and path.name.endswith(TEMPORARY_SUFFIX):
+            faults.append(Fault(path, "temporary", "left by a writer that was killed"))
+        elif segment_number(path.name) is None or not path.is_file():
+            faults.append(Fault(path, "foreign", "not a file that eyas writes here"))
+        else:
+            present.add(path.name)
+            found, header = _examine_segment(path, known.get(path.name), ledger, recipe_hash)
+            faults += found
+            if header is not None:
+                whole[path] = header
+    for name in sorted(known.keys() - present):
+        ids = () if ledger is None else tuple(ledger.samples_of(name))
+        faults.append(Fault(layout.segments / name, "missing", "in the ledger, not in the folder", ids))
+    return faults, whole
+
+
+def _store_recipe(layout: Layout, has_segments: bool) -> tuple[str | None, list[Fault]]:
+    try:
+        return read_store_recipe(layout.store_recipe).hash, []
+    except FileNotFoundError:
+        detail = "store.json is missing"
+        return None, [Fault(layout.store_recipe, "recipe_file", detail)] if has_segments else []
+    except EyasError as error:
+        return None, [Fault(layout.store_recipe, "recipe_file", error.why or error.what)]
+
+
+def _examine_segment(
+    path: Path, record: SegmentRecord | None, ledger: Ledger | None, recipe_hash: str | None
+) -> tuple[list[Fault], SegmentHeader | None]:
+    ids = tuple(ledger.samples_of(path.name)) if ledger is not None and record is not None else ()
+    num_bytes = path.stat().st_size
+    if record is not None and num_bytes != record.num_bytes:
+        detail = f"{num_bytes} bytes long, committed with {record.num_bytes}"
+        return [Fault(path, "size", detail, ids)], None
+    try:
+        header = read_header(path)
+    except SegmentDamaged as error:
+        return [Fault(path, "header", error.why or error.what, ids)], None
+    except FormatTooNew as error:
+        return [Fault(path, "format", error.what, ids)], None
+    if recipe_hash is not None and header.recipe != recipe_hash:
+        return [Fault(path, "recipe", f"captured with recipe {header.recipe}, not {recipe_hash}", ids)], None
+    if ledger is None:
+        return [], header
+    if record is None:
+        return [Fault(path, "unknown", "whole, but not in the ledger")], None
+    differs = _disagreement(header, record, ids, ledger)
+    return ([Fault(path, "ledger", differs, ids)] if differs else []), header
+
+
+def _disagreement(
+    header: SegmentHeader, record: SegmentRecord, ids: tuple[str, ...], ledger: Ledger
+) -> str | None:
+    """What the ledger says otherwise than a segment's checked header; None when they agree."""
+    if header.recipe != record.recipe:
+        return f"the ledger says recipe {record.recipe}, the file {header.recipe}"
+    if strangers := set(ids) - set(header.ids):
+        return f"the ledger has {len(strangers)} samples in it that are not there ({min(strangers)})"
+    lost = [sample for sample in header.ids if ledger.state_of(sample) != "stored"]
+    if lost:
+        return f"the ledger does not count {len(lost)} of its samples as stored ({min(lost)})"
+    return None
+
+
+def _ledger_faults(layout: Layout, ledger: Ledger | None) -> list[Fault]:
+    """Damage in the ledger's own pages, and samples on which it disagrees with data/samples."""
+    if ledger is None:
+        if not layout.ledger.exists():
+            return []
+        try:
+            with Ledger.open_read_only(layout.ledger) as opened:
+                return _ledger_faults(layout, opened)
+        except EyasError:
+            return []  # named by the quick part already
+    faults = [Fault(ledger.path, "ledger", detail) for detail in ledger.integrity_faults()]
+    if faults or not is_sealed(layout.samples):
+        return faults
+    try:
+        expected = {entry.id: entry for entry in iter_sample_index(layout.samples)}
+    except EyasError as error:
+        return [Fault(layout.samples, "content", error.why or error.what)]
+    differing = []
+    for entry in ledger.entries():
+        if expected.pop(entry.id, None) != entry:
+            differing.append(entry.id)
+    differing += expected
+    if differing:
+        detail = f"{len(differing)} samples differ from data/samples"
+        faults.append(Fault(ledger.path, "ledger", detail, tuple(sorted(differing))))
+    return faults
