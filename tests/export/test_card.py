@@ -43,7 +43,8 @@ def test_every_number_is_in_the_card() -> None:
         "Chain of 3 drafts, greedy (temperature 0), up to 256 new tokens",
         "| all | 60 | 1.74 |",
         "| code | 10 | 1.90 |",
-        "Conditional acceptance by position (of drafts whose predecessors were all accepted): 51.2%, 40.1%, 33.3%.",
+        "Conditional acceptance by position (of drafts whose predecessors were all accepted): "
+        "51.2%, 40.1%, 33.3%.",
         "Unconditional acceptance by position (of all rounds): 51.2%, 20.5%, 6.8%.",
         "25.0 tokens/s with the drafter, 20.0 without (1.25 times)",
         "| answer tokens | 41,234 |",
@@ -64,7 +65,8 @@ def test_every_number_is_in_the_card() -> None:
 def test_serving_commands_are_exact() -> None:
     card = model_card(CONTENT, "/exports/demo")
     assert (
-        "python -m vllm.entrypoints.openai.api_server \\\n  --model '/models/smol lm' \\\n  --speculative-config "
+        "python -m vllm.entrypoints.openai.api_server \\\n  --model '/models/smol lm' \\\n"
+        "  --speculative-config "
         """'{"method":"eagle3","model":"/exports/demo","num_speculative_tokens":3}'"""
     ) in card
     assert (

@@ -139,8 +139,8 @@ def _numbers(measured: Measurement | None) -> str:
         where = f" on {measured.device}" if measured.device else ""
         lines += [
             "",
-            f"One prompt at a time{where}: {measured.drafted_tokens_per_second:.1f} tokens/s with the drafter, "
-            f"{measured.plain_tokens_per_second:.1f} without ({ratio:.2f} times), by the same code.",
+            f"One prompt at a time{where}: {measured.drafted_tokens_per_second:.1f} tokens/s with the "
+            f"drafter, {measured.plain_tokens_per_second:.1f} without ({ratio:.2f} times), by the same code.",
         ]
     return "\n".join(lines)
 
@@ -155,8 +155,8 @@ def _serving(content: CardContent, drafter_path: str, num_drafts: int) -> str:
     if ids.vllm is None:
         return text + "\n\nThe aux layers are both engines' default, so the configuration names none."
     text += (
-        f"\n\nThe configuration names the aux layers for each engine in its own count: {list(ids.vllm)} at the "
-        f"top level for vLLM, {list(ids.sglang or ())} within `eagle_config` for SGLang."
+        "\n\nThe configuration names the aux layers for each engine in its own count: "
+        f"{list(ids.vllm)} at the top level for vLLM, {list(ids.sglang or ())} within `eagle_config` for SGLang."
     )
     return text + "".join(f" {caveat}." for caveat in ids.caveats)
 
@@ -191,8 +191,8 @@ def _architecture(content: CardContent) -> str:
 def _licence(content: CardContent) -> str:
     return (
         "## Licence\n\n"
-        f"The head and the norms were started from {content.target_name}, and the training answers may be its "
-        "own: the target's licence, and those of the prompts, apply to this drafter too. Check them before "
+        f"The head and the norms were started from {content.target_name}, and the training answers may be "
+        "its own: the target's licence, and those of the prompts, apply to this drafter too. Check them before "
         "publishing it."
     )
 
