@@ -95,3 +95,35 @@ def test_sampling_and_new_norms_are_said() -> None:
     card = model_card(dataclasses.replace(CONTENT, measurement=measured, shape=make.shape(norms="eagle3.1")))
     assert "temperature 0.7" in card
     assert "An EAGLE-3.1 draft model" in card
+
+
+def test_the_evaluation_report_becomes_the_measurement() -> None:
+    entry = {
+        "num_prompts": 12,
+        "acceptance_length": 1.5,
+        "conditional_rates": [0.3, 0.5, 0.25],
+        "unconditional_rates": [0.3, 0.15, 0.05],
+    }
+    report = {
+        **entry,
+        "num_prompts": 24,
+        "num_drafts": 3,
+        "temperature": 0.0,
+        "domains": {"code": entry, "chat": {**entry, "acceptance_length": 1.25}},
+        "lossless": {"num_prompts": 30, "equal": 28, "ties": 2, "different": 0},
+        "speed": {"plain_tokens_per_second": 10.0, "drafted_tokens_per_second": 12.0},
+    }
+    measured = Measurement.from_report(report, 96, "one GPU")
+    card = model_card(dataclasses.replace(CONTENT, measurement=measured))
+    for text in (
+        "| all | 24 | 1.50 |",
+        "| code | 12 | 1.50 |",
+        "| chat | 12 | 1.25 |",
+        "28 of 30 answers are equal token for token, 2 part at a numeric tie, 0 differ",
+        "One prompt at a time on one GPU: 12.0 tokens/s",
+        "30.0%, 50.0%, 25.0%",
+    ):
+        assert text in card
+    untimed = Measurement.from_report({**report, "domains": {"chat": entry}, "speed": None}, 96)
+    assert untimed.plain_tokens_per_second is None
+    assert [row.domain for row in untimed.rows] == ["all"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from eyas.base.units import format_bytes, format_count
 from eyas.config.target_facts import TargetFacts
@@ -33,8 +34,8 @@ class Acceptance:
 class Measurement:
     """How acceptance was measured, and what came out.
 
-    ``num_drafts`` is K of the chain. ``plain`` and ``drafted`` are tokens per second of the same
-    code without and with the drafter, one prompt at a time, where both were timed.
+    ``num_drafts`` is K of the chain. The two rates are of the same code without and with the drafter,
+    one prompt at a time, where both were timed. ``lossless`` says how drafted texts compare to plain ones.
     """
 
     num_drafts: int
@@ -44,6 +45,41 @@ class Measurement:
     plain_tokens_per_second: float | None = None
     drafted_tokens_per_second: float | None = None
     device: str = ""
+    lossless: str = ""
+
+    @classmethod
+    def from_report(cls, report: Mapping[str, Any], max_new_tokens: int, device: str = "") -> Measurement:
+        """The measurement in an evaluation report (``reports/evaluation.json``).
+
+        Raises:
+            KeyError: the report lacks a field.
+        """
+        rows = [_acceptance("all", report)]
+        rows += [_acceptance(domain, entry) for domain, entry in report["domains"].items()]
+        speed, compared = report["speed"] or {}, report["lossless"]
+        return cls(
+            num_drafts=int(report["num_drafts"]),
+            temperature=float(report["temperature"]),
+            max_new_tokens=max_new_tokens,
+            rows=rows if len(rows) > 2 else rows[:1],
+            plain_tokens_per_second=speed.get("plain_tokens_per_second"),
+            drafted_tokens_per_second=speed.get("drafted_tokens_per_second"),
+            device=device,
+            lossless=f"Beside plain greedy decoding: {compared['equal']:,} of {compared['num_prompts']:,} "
+            "answers "
+            f"are equal token for token, {compared['ties']:,} part at a numeric tie, "
+            f"{compared['different']:,} differ.",
+        )
+
+
+def _acceptance(domain: str, entry: Mapping[str, Any]) -> Acceptance:
+    return Acceptance(
+        domain,
+        int(entry["num_prompts"]),
+        float(entry["acceptance_length"]),
+        tuple(entry["conditional_rates"]),
+        tuple(entry["unconditional_rates"]),
+    )
 
 
 @dataclass(frozen=True)
@@ -134,6 +170,7 @@ def _numbers(measured: Measurement | None) -> str:
             if rates and row.domain == "all":
                 shares = ", ".join(f"{100 * r:.1f}%" for r in rates)
                 lines += ["", f"{label} acceptance by position ({meaning}): {shares}."]
+    lines += ["", measured.lossless] if measured.lossless else []
     if measured.plain_tokens_per_second and measured.drafted_tokens_per_second:
         ratio = measured.drafted_tokens_per_second / measured.plain_tokens_per_second
         where = f" on {measured.device}" if measured.device else ""
@@ -156,7 +193,8 @@ def _serving(content: CardContent, drafter_path: str, num_drafts: int) -> str:
         return text + "\n\nThe aux layers are both engines' default, so the configuration names none."
     text += (
         "\n\nThe configuration names the aux layers for each engine in its own count: "
-        f"{list(ids.vllm)} at the top level for vLLM, {list(ids.sglang or ())} within `eagle_config` for SGLang."
+        f"{list(ids.vllm)} at the top level for vLLM, "
+        f"{list(ids.sglang or ())} within `eagle_config` for SGLang."
     )
     return text + "".join(f" {caveat}." for caveat in ids.caveats)
 
@@ -191,9 +229,9 @@ def _architecture(content: CardContent) -> str:
 def _licence(content: CardContent) -> str:
     return (
         "## Licence\n\n"
-        f"The head and the norms were started from {content.target_name}, and the training answers may be "
-        "its own: the target's licence, and those of the prompts, apply to this drafter too. Check them before "
-        "publishing it."
+        f"The head and the final norm were started from {content.target_name}, and the training answers may "
+        "be its own: the target's licence, and those of the prompts, apply to this drafter too. Check them "
+        "before publishing it."
     )
 
 
