@@ -12,7 +12,20 @@ from eyas.store.ledger import Ledger
 from eyas.store.reader import StoreReader
 from tests.tiny import save_tiny_target
 
-WORDS = "rain bird hill river stone cloud north seven green morning letter boat".split()
+WORDS = [
+    "rain",
+    "bird",
+    "hill",
+    "river",
+    "stone",
+    "cloud",
+    "north",
+    "seven",
+    "green",
+    "morning",
+    "letter",
+    "boat",
+]
 
 CONFIG = """
 format = 1
@@ -69,9 +82,7 @@ def write_prompts(path: Path, count: int) -> Path:
     return path
 
 
-def make_project(
-    root: Path, model: Path, *, count: int = 10, more: str = "", dtype: str = "float32"
-) -> Path:
+def make_project(root: Path, model: Path, *, count: int = 10, more: str = "", dtype: str = "float32") -> Path:
     """A project folder that runs through in about a second."""
     root.mkdir(parents=True)
     data = write_prompts(root / "prompts.jsonl", count)

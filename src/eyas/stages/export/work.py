@@ -61,7 +61,9 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
             {"made_by": f"eyas {__version__}"},
         )
         difference = _compare(project, trained, temporary, context)
-        content = card_content(project, trained, evaluation, temporary, str(EXPORT_DTYPE).removeprefix("torch."))
+        content = card_content(
+            project, trained, evaluation, temporary, str(EXPORT_DTYPE).removeprefix("torch.")
+        )
         write_atomic(temporary / "README.md", model_card(content))
         about["largest_difference"] = difference
     return {"folder": str(folder), "bytes": tree_bytes(folder), "largest_difference": difference}
