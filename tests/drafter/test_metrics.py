@@ -76,7 +76,8 @@ def test_validation_equals_a_count_by_hand(batch_tokens):
         assert summary["acceptance"][step] == pytest.approx(sum(acceptance[k] for k in keys) / len(keys))
         reached = [k for k in keys if all(hits[k[0], k[1], j] for j in range(step))]
         conditional.append(sum(hits[k] for k in reached) / len(reached))
-    assert min(conditional) > 0 and max(conditional) < 1
+    assert min(conditional) > 0
+    assert max(conditional) < 1
     assert summary["conditional"] == pytest.approx(conditional)
     a, b, c = conditional
     assert summary["predicted_tau"] == pytest.approx([1 + a, 1 + a + a * b, 1 + a + a * b + a * b * c])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import ClassVar
 
 import pytest
 import torch
@@ -76,7 +77,7 @@ def test_counts_do_not_depend_on_the_batch():
 class ScriptedCache:
     """Drafts a given continuation of one answer, whatever the weights say."""
 
-    script: list[int] = []
+    script: ClassVar[list[int]] = []
 
     def __init__(self, drafter, batch_size):
         self.known = 0
@@ -144,7 +145,7 @@ def test_a_wrong_draft_ends_its_round(monkeypatch):
 
 @pytest.mark.parametrize(("seed", "place", "in_last_round"), [(39, 5, 1), (7, 6, 2)])
 def test_an_accepted_end_token_cuts_the_round(monkeypatch, seed, place, in_last_round):
-    """The end token is the first or second draft of the second round; the drafts behind it count for nothing."""
+    """The end token is the first or second draft of round two; drafts behind it count for nothing."""
     text = greedy_answer(40, seed)
     assert text[place] not in text[:place]
     answer = scripted(monkeypatch, text, 40, frozenset({text[place]}), seed=seed)

@@ -286,12 +286,7 @@ def test_a_step_without_supervised_rows_changes_nothing(tmp_path):
 
 def test_nothing_to_train_on(tmp_path):
     with pytest.raises(DataError, match="no training samples"):
-        trainer(tmp_path, samples=MemorySource([]) or None)[0]
-        Trainer(
-            make_drafter(), Teacher(make_head(), make_vocabulary(), device=torch.device("cpu"), dtype=torch.float32),
-            MemorySource([]), None, SETTINGS, TrainingPlace(tmp_path, tmp_path / "m", lambda p, r: None),
-            recipe={}, start=lambda: None, progress=SilentProgress(), stop=StopFlag(),
-        )  # fmt: skip
+        trainer(tmp_path, samples=MemorySource([]))
 
 
 def test_only_matrices_decay():
