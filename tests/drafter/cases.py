@@ -36,7 +36,9 @@ def make_drafter(norms="eagle3", dtype=torch.float64, seed=0, **changes):
     """A drafter whose every weight matters: large matrices, norms away from one."""
     shape = make_shape(norms, **changes)
     generator = torch.Generator().manual_seed(seed)
-    embedding = torch.randn(shape.target_vocab_size, shape.hidden_size, generator=generator, dtype=torch.float64)
+    embedding = torch.randn(
+        shape.target_vocab_size, shape.hidden_size, generator=generator, dtype=torch.float64
+    )
     drafter = EagleDrafter(shape, embedding.to(dtype)).to(dtype)
     with torch.no_grad():
         for parameter in drafter.parameters():

@@ -38,7 +38,8 @@ class NaiveDrafter:
         chunks = [aux[i] for i in range(self.s.num_aux)]
         if self.s.norms == "eagle3.1":
             chunks = [
-                rms(chunk, self.w[f"fc_norm.{i}.weight"], self.s.rms_norm_eps) for i, chunk in enumerate(chunks)
+                rms(chunk, self.w[f"fc_norm.{i}.weight"], self.s.rms_norm_eps)
+                for i, chunk in enumerate(chunks)
             ]
         return self.w["fc.weight"] @ torch.cat(chunks)
 
@@ -75,9 +76,7 @@ class NaiveDrafter:
     def logits(self, tokens, spans, aux, steps):
         """{(row, step): draft logits} of every supervised row."""
         found = {}
-        base = [
-            self.projected(tokens[t + 1], self.feature0(aux[t]), t) for t in range(len(tokens) - 1)
-        ]
+        base = [self.projected(tokens[t + 1], self.feature0(aux[t]), t) for t in range(len(tokens) - 1)]
         for row in range(len(tokens)):
             feature, own_steps = None, []
             for step in range(steps):

@@ -145,7 +145,9 @@ def test_neighbours_in_a_batch_do_not_touch_each_other():
     together = drafter.unroll(batch, 3)
     offsets = [0, 0, 0]
     for i, (length, spans) in enumerate(SAMPLES):
-        alone = pack([make_sample(f"s{i}", length, spans, 10 + i)[0]], device=CPU, dtype=torch.float64, steps=3)
+        alone = pack(
+            [make_sample(f"s{i}", length, spans, 10 + i)[0]], device=CPU, dtype=torch.float64, steps=3
+        )
         if alone is None:
             continue
         for step, state in enumerate(drafter.unroll(alone, 3)):
@@ -172,7 +174,9 @@ def test_bfloat16_comes_near():
         states = drafter.unroll(narrow_batch, 3)
     assert states[0].dtype == torch.bfloat16
     weights = [GAMMA**j / n for j, n in enumerate(narrow_batch.num_supervised)]
-    task = LossTask("soft_ce", narrow_batch.kept, narrow_batch.teacher, narrow_teacher.draft_head, None, weights)
+    task = LossTask(
+        "soft_ce", narrow_batch.kept, narrow_batch.teacher, narrow_teacher.draft_head, None, weights
+    )
     found, _ = draft_loss(states, drafter.lm_head.weight, task)
     found.backward()
     assert abs(found.item() - exact.item()) < 0.05 * exact.item()
@@ -186,11 +190,15 @@ def test_an_embedding_of_another_size_is_refused():
 
 def test_a_sample_without_a_needed_last_state_is_named():
     sample, _ = make_sample("lost", 9, [(2, 8)], 0)
-    cut = TrainingSample("lost", sample.tokens, sample.spans, sample.aux, sample.last[:-1], sample.last_rows[:-1])
+    cut = TrainingSample(
+        "lost", sample.tokens, sample.spans, sample.aux, sample.last[:-1], sample.last_rows[:-1]
+    )
     with pytest.raises(DataError, match="last states") as caught:
         pack([sample, cut], device=CPU, dtype=torch.float64, steps=2)
     assert "lost" in str(caught.value)
-    doubled = TrainingSample("odd", sample.tokens, sample.spans, sample.aux, sample.last[1:], sample.last_rows)
+    doubled = TrainingSample(
+        "odd", sample.tokens, sample.spans, sample.aux, sample.last[1:], sample.last_rows
+    )
     with pytest.raises(DataError, match="differ in number"):
         pack([doubled], device=CPU, dtype=torch.float64, steps=2)
 

@@ -59,7 +59,9 @@ def test_turning_equals_complex_multiplication():
     turned = rotate(x, *rope.angles(positions, torch.float64))
     for row, position in enumerate(positions.tolist()):
         for head in range(2):
-            torch.testing.assert_close(turned[row, head], turn(x[row, head], position, 100.0), atol=1e-9, rtol=0)
+            torch.testing.assert_close(
+                turned[row, head], turn(x[row, head], position, 100.0), atol=1e-9, rtol=0
+            )
 
 
 def test_far_positions_are_exact_in_float32():

@@ -54,9 +54,7 @@ def test_equals_the_definition(spans, length, step):
 @given(SPANS, st.integers(0, 14))
 def test_last_states_are_those_whose_next_token_is_supervised(spans, length):
     expected = [
-        row
-        for row in range(length)
-        if any(start <= row + 1 < min(end, length) for start, end in spans)
+        row for row in range(length) if any(start <= row + 1 < min(end, length) for start, end in spans)
     ]
     assert last_state_rows(spans, length).tolist() == expected
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -14,8 +15,8 @@ def test_the_rate_rises_and_falls():
     rising = math.ceil(101 * 0.1)
     assert rates[0] == pytest.approx(2.0 / rising)
     assert max(rates) == rates[rising] == pytest.approx(2.0)
-    assert all(b > a for a, b in zip(rates[:rising], rates[1:rising], strict=False))
-    assert all(b < a for a, b in zip(rates[rising:], rates[rising + 1 :], strict=False))
+    assert all(b > a for a, b in pairwise(rates[:rising]))
+    assert all(b < a for a, b in pairwise(rates[rising:]))
     assert rates[-1] == pytest.approx(0.2)
     assert rates[rising + (100 - rising) // 2] == pytest.approx(1.1, rel=0.02)
 
@@ -34,7 +35,7 @@ def test_order_depends_on_content_alone(lengths, seed, epoch):
     order = epoch_order(ids, seed, epoch)
     assert sorted(order) == sorted(ids)
     assert epoch_order(ids[::-1], seed, epoch) == order
-    assert [x for x in epoch_order(ids[1:], seed, epoch)] == [x for x in order if x != ids[0]]
+    assert epoch_order(ids[1:], seed, epoch) == [x for x in order if x != ids[0]]
 
 
 def test_epochs_and_seeds_shuffle():
@@ -50,7 +51,7 @@ def test_packing_keeps_order_and_budget(lengths, budget):
     assert [x for batch in batches for x in batch] == ids
     for batch in batches:
         assert len(batch) == 1 or sum(lengths[x] for x in batch) <= budget
-    for one, following in zip(batches, batches[1:], strict=False):
+    for one, following in pairwise(batches):
         assert sum(lengths[x] for x in one) + lengths[following[0]] > budget
 
 
