@@ -1,4 +1,4 @@
-"""How fast batches are built from the store when its files are cached, against torch.load of the same samples."""
+"""How fast batches are built from a store in the page cache, against torch.load of the same samples."""
 
 from __future__ import annotations
 
