@@ -1,4 +1,4 @@
-"""How fast batches are built from the store when its files are cached, against torch.load of the same samples."""
+"""How fast batches are built from a store in the page cache, against torch.load of the same samples."""
 
 from __future__ import annotations
 
@@ -23,25 +23,30 @@ def read_torch(folder: Path, order: list[str], batch: torch.Tensor) -> None:
     """torch.load each sample (weights only), then copy its states into the batch."""
     for number, sample in enumerate(order):
         loaded = torch.load(folder / f"{sample}.pt", weights_only=True)
-        aux = loaded["aux"].flatten(1)
-        batch[number % _SAMPLES_PER_BATCH, : len(aux)].copy_(aux)
+        aux, last = loaded["aux"].flatten(1), loaded["last"]
+        place = batch[number % _SAMPLES_PER_BATCH]
+        place[: len(aux), : aux.shape[1]].copy_(aux)
+        place[: len(last), aux.shape[1] :].copy_(last)
 
 
 def read_store(reader: StoreReader, order: list[str], batch: torch.Tensor) -> None:
     """Views into mapped segments, copied once: into the batch."""
     rows = batch.view(torch.uint16).numpy()
     for number, sample in enumerate(order):
-        aux = reader.sample(sample).aux.array
-        rows[number % _SAMPLES_PER_BATCH, : len(aux)] = aux.reshape(len(aux), -1)
+        stored = reader.sample(sample)
+        aux, last = stored.aux.array.reshape(stored.aux.shape[0], -1), stored.last.array
+        place = rows[number % _SAMPLES_PER_BATCH]
+        place[: len(aux), : aux.shape[1]] = aux
+        place[: len(last), aux.shape[1] :] = last
 
 
 def run(root: Path | None = None) -> dict[str, Any]:
     """Measure and give the result as one record."""
     samples = make_samples(11_000_000, 256_000_000)
     order = [samples[index].id for index in np.random.default_rng(1).permutation(len(samples))]
-    num_bytes = sum(sample.aux.nbytes for sample in samples)
+    num_bytes = sum(sample.aux.nbytes + sample.last.nbytes for sample in samples)
     length, num_layers, width = samples[0].aux.shape
-    batch = torch.zeros(_SAMPLES_PER_BATCH, length, num_layers * width, dtype=torch.bfloat16)
+    batch = torch.zeros(_SAMPLES_PER_BATCH, length, (num_layers + 1) * width, dtype=torch.bfloat16)
     with tempfile.TemporaryDirectory(dir=root) as name:
         folder = Path(name)
         write_torch(folder, samples)

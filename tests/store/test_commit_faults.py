@@ -284,3 +284,47 @@ def test_a_full_disk_and_room_again(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         writer.close()
     assert num_told >= 1
     assert assert_committed_are_whole(layout) == 4
+
+
+def test_the_order_of_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = project(tmp_path, SAMPLES)
+    steps: list[str] = []
+    names: dict[int, str] = {}
+    real_open = os.open
+
+    def noting_open(path: Any, *arguments: Any, **options: Any) -> int:
+        descriptor = real_open(path, *arguments, **options)
+        names[descriptor] = "folder" if Path(path) == layout.segments else "temporary"
+        return descriptor
+
+    def noting(call: str) -> None:
+        real = getattr(os, call)
+
+        def wrapper(first: Any, *arguments: Any) -> Any:
+            steps.append(f"{call} {names[first]}" if isinstance(first, int) else call)
+            return real(first, *arguments)
+
+        monkeypatch.setattr(os, call, wrapper)
+
+    with Ledger.open(layout.ledger) as ledger:
+        real_commit = ledger.commit_segment
+
+        def noting_commit(*arguments: Any) -> Any:
+            steps.append("ledger")
+            return real_commit(*arguments)
+
+        monkeypatch.setattr(os, "open", noting_open)
+        monkeypatch.setattr(ledger, "commit_segment", noting_commit)
+        for call in ("posix_fallocate", "write", "fsync", "rename"):
+            noting(call)
+        with StoreWriter(layout.segments, ledger, RECIPE.hash) as writer:
+            writer.add(SAMPLES[0])
+        monkeypatch.undo()
+    assert steps == [
+        "posix_fallocate temporary",
+        "write temporary",
+        "fsync temporary",
+        "rename",
+        "fsync folder",
+        "ledger",
+    ]

@@ -51,6 +51,7 @@ def test_written_samples_are_read_back(tmp_path: Path, ledger: Ledger) -> None:
     rng = np.random.default_rng(0)
     for index in rng.permutation(20):
         assert same(samples[index], reader.sample(samples[index].id, check=True))
+    assert len(reader._open) == 2
     views = reader.get_many([sample.id for sample in samples])
     reader.close()
     assert all(same(one, other) for one, other in zip(samples, views, strict=True))
