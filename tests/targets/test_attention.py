@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+import transformers
 
 from eyas.targets.local.attention import active_rows, grouped_attention, grouped_mask
 from eyas.targets.local.cache import RaggedCache
+from eyas.targets.local.model import LocalTarget
+from tests.tiny import VOCAB_SIZE, tiny_config, tiny_model
 
 
 def written_out(
@@ -107,3 +112,41 @@ def test_masks_of_a_sliding_window_by_hand() -> None:
 def test_fresh_rows_and_no_session_need_no_mask() -> None:
     assert mask_of([0, 0], 5)[0] is None
     assert grouped_mask(2, 5, 5) is None
+
+
+@pytest.mark.parametrize("kind", ["llama", "sliding", "softcap", "sinks"])
+def test_models_equal_their_own_eager_attention(tmp_path: Path, kind: str) -> None:
+    """Whole models, also with score caps and attention sinks, by sessions and by transformers' eager code."""
+    if kind in ("llama", "sliding"):
+        model = tiny_model(kind)
+    else:
+        sizes = tiny_config("qwen3").to_dict()
+        names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim")
+        common = {name: sizes[name] for name in names} | {
+            "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.15,
+            "eos_token_id": 2, "pad_token_id": 0, "bos_token_id": None, "sliding_window": 8,
+        }  # fmt: skip
+        if kind == "softcap":
+            config = transformers.Gemma2Config(**common, query_pre_attn_scalar=4, attn_logit_softcapping=2.0)
+        else:
+            config = transformers.GptOssConfig(**common, num_local_experts=4, num_experts_per_tok=2)
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(tmp_path)
+    eager = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    target = LocalTarget.load(tmp_path)
+    assert target.ragged_fault is None
+    rows = [[(7 * i + 5 * n) % VOCAB_SIZE for i in range(n)] for n in (30, 12)]
+    session = target.session(2)
+    session.prefill([rows[0][:21], rows[1][:4]])
+    found = session.forward(
+        torch.tensor([rows[0][21:], [*rows[1][4:], 0]]), torch.tensor([9, 8]), logits="all"
+    ).logits
+    for row, start in enumerate((21, 4)):
+        with torch.no_grad():
+            expected = eager(torch.tensor([rows[row]])).logits[0]
+        torch.testing.assert_close(
+            found[row, : len(rows[row]) - start], expected[start:], rtol=1e-4, atol=1e-4
+        )
+        captured = target.logits(target.capture([rows[row]], [1])[0].last)
+        torch.testing.assert_close(captured, expected, rtol=1e-4, atol=1e-4)
