@@ -52,11 +52,11 @@ U, A = ("user", "u"), ("assistant", "a")
         ({"prompt": "u"}, [U]),
         ({"prompt": "u", "input": "more"}, [("user", "u\n\nmore")]),
         ({"prompt": "u", "response": "a"}, [U, A]),
-        ({"prompt": [{"role": "user", "content": "u"}], "completion": [{"role": "assistant", "content": "a"}]},
-         [U, A]),
+        ({"prompt": [{"role": "user", "content": "u"}],
+          "completion": [{"role": "assistant", "content": "a"}]}, [U, A]),
         ({"instruction": "u", "input": "", "output": "a"}, [U, A]),
         ({"instruction": "u", "input": "more", "output": "a"}, [("user", "u\n\nmore"), A]),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "u"}, {"type": "text", "text": "v"}]}]},
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": t} for t in "uv"]}]},
          [("user", "uv")]),
         ({"messages": [{"role": r, "content": "x"} for r in ("developer", "tool", "function")]},
          [("developer", "x"), ("tool", "x"), ("function", "x")]),
@@ -294,7 +294,8 @@ JSON = st.recursive(
 )
 KEYS = st.sampled_from(
     ["messages", "conversations", "turns", "prompt", "instruction", "input", "output", "tools", "system",
-     "input_ids", "spans", "labels", "loss_mask", "prompt_ids", "output_ids", "attention_mask", "id", "domain"]
+     "input_ids", "spans", "labels", "loss_mask", "prompt_ids", "output_ids", "attention_mask",
+     "id", "domain"]
 )  # fmt: skip
 MESSAGE = st.dictionaries(
     st.sampled_from(["role", "from", "content", "value", "tool_calls", "function_call", "reasoning", "name"]),

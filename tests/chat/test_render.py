@@ -266,7 +266,8 @@ def test_arguments_are_given_as_text_to_a_template_that_joins_them():
         additional_special_tokens=["<|im_start|>", "<|im_end|>"],
         chat_template="{% for m in messages %}{{ '<|im_start|>' + m.role + m.content }}"
         "{% for c in m.tool_calls or [] %}{{ c.function.name + c.function.arguments }}{% endfor %}"
-        "{{ '<|im_end|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant' }}{% endif %}",
+        "{{ '<|im_end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant' }}{% endif %}",
     )
     call = {"function": {"name": "f", "arguments": {"x": 1}}}
     (sample,) = Renderer(tokenizer, end_tokens("chatml")).samples(

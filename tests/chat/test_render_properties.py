@@ -59,8 +59,7 @@ def check(template: str, given_messages: list[tuple[str, str]]) -> None:
             # serving would have sent exactly these ids before the answer
             assert sample.tokens[:start] == renderer.prompt_ids(messages[:index])
         # everything together is what the template writes, with nothing after the last end token
-        following = [m for m in given_messages[: index + 1]]
-        whole = opening + "".join(written_by(template, role, content) for role, content in following)
+        whole = opening + "".join(written_by(template, *pair) for pair in given_messages[: index + 1])
         assert tokenizer.decode(sample.tokens, clean_up_tokenization_spaces=False) == whole.removesuffix("\n")
     assert next(answers, None) is None
 

@@ -183,9 +183,22 @@ def test_close_raises_and_ends_the_thread(
         writer.close()
     writer.close()
     assert threading.active_count() == before
-    with pytest.raises(RuntimeError, match="mine"), open_writer(tmp_path, ledger) as writer:
-        writer.add(captured(1))
-        raise RuntimeError("mine")  # the writer's own failure must not hide it
+
+
+def test_the_writers_own_failure_does_not_hide_the_cause(
+    tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> CommittedSegment:
+        raise EyasError("broken")
+
+    def work() -> None:
+        with open_writer(tmp_path, ledger) as writer:
+            writer.add(captured(1))
+            raise RuntimeError("mine")
+
+    monkeypatch.setattr(writer_module, "commit_samples", failing)
+    with pytest.raises(RuntimeError, match="mine"):
+        work()
 
 
 def test_an_error_of_the_callback_surfaces_and_the_segment_stays(tmp_path: Path, ledger: Ledger) -> None:

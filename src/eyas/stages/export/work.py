@@ -12,9 +12,10 @@ from eyas.base.files import read_json, tree_bytes, write_atomic
 from eyas.base.seal import sealed_folder
 from eyas.drafter.batch import TrainingSample, pack
 from eyas.drafter.model import EagleDrafter
-# CARD
+from eyas.export.card import model_card
 from eyas.export.layout import read_eagle3, write_eagle3
 from eyas.export.reference import ReferenceDrafter, require_agreement
+from eyas.stages.export.contents import card_content
 from eyas.stages.export.stage import ExportStage, export_recipe
 from eyas.stages.project import Project
 from eyas.stages.protocol import RunContext
@@ -60,8 +61,10 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
             {"made_by": f"eyas {__version__}"},
         )
         difference = _compare(project, trained, temporary, context)
-        # CARD1
-        # CARD2
+        content = card_content(
+            project, trained, evaluation, temporary, str(EXPORT_DTYPE).removeprefix("torch.")
+        )
+        write_atomic(temporary / "README.md", model_card(content))
         about["largest_difference"] = difference
     return {"folder": str(folder), "bytes": tree_bytes(folder), "largest_difference": difference}
 
