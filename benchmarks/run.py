@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import argparse
 import ast
-import importlib.util
 import json
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 FOLDER = Path(__file__).resolve().parent
 SOURCE = FOLDER.parent / "src"
@@ -32,23 +31,12 @@ def describe() -> dict[str, str]:
     return described
 
 
-def load(name: str) -> ModuleType:
-    """Import one benchmark."""
-    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
 def main(words: list[str] | None = None) -> int:
     """Run what the command line names; returns the exit code."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if str(SOURCE) not in sys.path:
-        sys.path.insert(0, str(SOURCE))
+    # The script's own folder would let a benchmark hide a package of its name.
+    sys.path[:] = [str(SOURCE), str(FOLDER.parent), *(p for p in sys.path if p != str(FOLDER))]
     described = describe()
     parser = argparse.ArgumentParser(
         prog="benchmarks/run.py", description="Measure one number side by side with its baseline."
@@ -63,7 +51,7 @@ def main(words: list[str] | None = None) -> int:
         for name, text in described.items():
             print(f"{name:12} {text}")
         return 0
-    module = load(chosen.name)
+    module = import_module(f"benchmarks.{chosen.name}")
     own = argparse.ArgumentParser(prog=f"benchmarks/run.py {chosen.name}", description=described[chosen.name])
     takes_arguments = hasattr(module, "add_arguments")
     if takes_arguments:
