@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 NAME = "demo"
-DESCRIPTION = "acceptance length and minutes of the demo's whole pipeline, from a clean project"
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 LIMITS = {"acceptance_length": 1.6, "minutes": 15.0}

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 NAME = "extract"
-DESCRIPTION = "tokens/s of extraction into the store, against the bare forward pass of the same batches"
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 LIMIT = 0.9

@@ -1,4 +1,4 @@
-"""Wall time of ``eyas --help`` and ``eyas status`` beside that of an empty Python."""
+"""Wall time of `eyas --help` and `eyas status` beside that of an empty Python."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 NAME = "startup"
-DESCRIPTION = "seconds of `eyas --help` and `eyas status`, and whether they load torch"
 
 LIMITS = {"help": 0.3, "status": 0.5}
 SOURCE = Path(__file__).resolve().parents[1] / "src"
