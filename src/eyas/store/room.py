@@ -124,7 +124,7 @@ MEMORY_FILESYSTEMS = ("tmpfs", "ramfs", "devtmpfs")
 
 
 def filesystem_kind(path: Path) -> str:
-    """Kind of the filesystem that ``path`` (or its nearest existing parent) lies on; ``unknown`` if unsure."""
+    """Kind of the filesystem below ``path`` or its nearest existing parent; ``unknown`` if unsure."""
     place = path.resolve()
     while not place.exists():
         place = place.parent
