@@ -131,6 +131,17 @@ class DiskConfig(Section):
     """How often a paused run looks for room."""
 
 
+class ExpectConfig(Section):
+    """What the data will be, for a forecast before it is prepared; real counts replace it."""
+
+    samples: Positive
+    """Samples."""
+    tokens: Positive
+    """Tokens of all samples."""
+    supervised_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of the tokens that the assistant wrote."""
+
+
 class DrafterConfig(Section):
     """The architecture that is trained; sizes left at 0 are taken from the target."""
 
@@ -230,6 +241,7 @@ class EyasConfig(Section):
     extract: ExtractConfig = ExtractConfig()
     store: StoreConfig = StoreConfig()
     disk: DiskConfig = DiskConfig()
+    expect: ExpectConfig | None = None
     drafter: DrafterConfig = DrafterConfig()
     train: TrainConfig = TrainConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
