@@ -143,6 +143,10 @@ def test_a_poison_sample_costs_its_retries_and_is_set_aside(
     view = eyas("status", "--project", half, "--json").json
     assert view["set_aside_samples"] == 1
     assert "retry-failed" in view["next_command"]
+    assert [row["id"] for row in view["failures"]] == [poison.id]
+    screen = eyas("status", "--project", half).out
+    assert poison.id in screen
+    assert "not finite" in screen or "finite" in screen
     with Ledger.open_read_only(Layout(half).ledger) as ledger:
         counts = ledger.counts()
         assert sum(samples for samples, _ in counts.values()) >= total

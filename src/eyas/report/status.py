@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -15,6 +16,7 @@ from eyas.pipeline.lock import Holder, current_holder
 from eyas.pipeline.order import STAGES
 from eyas.stages.project import Project
 from eyas.stages.protocol import StageView
+from eyas.store.ledger import Ledger
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,8 @@ class Running:
 class ProjectStatus:
     """One look at a project.
 
-    ``last_attempt`` tells how the newest attempt ended (``unfinished``: it was killed);
-    sizes are bytes; ``next_command`` is None when nothing is left.
+    ``last_attempt`` tells how the newest attempt ended (``unfinished``: it was killed); ``failures``
+    names samples that failed or are set aside, with the last reason, most failures first; sizes are bytes; ``next_command`` is None when nothing is left.
     """
 
     project: str
@@ -54,6 +56,7 @@ class ProjectStatus:
     project_bytes: int
     free_bytes: int
     set_aside_samples: int
+    failures: tuple[dict[str, Any], ...]
     next_command: str | None
 
     def as_dict(self) -> dict[str, Any]:
@@ -87,8 +90,15 @@ def project_status(project: Project, suffix: str = "") -> ProjectStatus:
         project_bytes=tree_bytes(layout.root),
         free_bytes=shutil.disk_usage(layout.root).free,
         set_aside_samples=set_aside,
+        failures=_failures(project),
         next_command=_next_command(views, holder, set_aside, suffix),
     )
+
+
+def _failures(project: Project, limit: int = 20) -> tuple[dict[str, Any], ...]:
+    with contextlib.suppress(EyasError, OSError), Ledger.open_read_only(project.layout.ledger) as ledger:
+        return tuple(failed._asdict() for failed in ledger.failed_samples()[:limit])
+    return ()
 
 
 def _running(holder: Holder, events: list[dict[str, Any]]) -> Running:

@@ -8,6 +8,7 @@ from eyas.cli.output import next_command, print_json
 from eyas.report.status import ProjectStatus, project_status
 from eyas.stages.protocol import StageView
 
+_SHOWN_FAILURES = 5
 _MARKS = {"done": "+", "skipped": "+", "partial": "~", "pending": ".", "waiting": ".", "stale": "!"}
 
 
@@ -34,6 +35,12 @@ def render(view: ProjectStatus) -> list[str]:
     lines += _attempt_lines(view)
     if view.set_aside_samples:
         lines.append(f"set aside   {format_count(view.set_aside_samples)} samples after their retries")
+    for failed in view.failures[:_SHOWN_FAILURES]:
+        lines.append(
+            f"            {failed['id']} {failed['state']}, {failed['failures']} tries: {failed['reason']}"
+        )
+    if len(view.failures) > _SHOWN_FAILURES:
+        lines.append("            more of them: eyas status --json")
     lines.append(f"disk        {format_bytes(view.project_bytes)} used, {format_bytes(view.free_bytes)} free")
     return lines
 
