@@ -45,7 +45,8 @@ class ProjectStatus:
     """One look at a project.
 
     ``last_attempt`` tells how the newest attempt ended (``unfinished``: it was killed); ``failures``
-    names samples that failed or are set aside, with the last reason, most failures first; sizes are bytes; ``next_command`` is None when nothing is left.
+    names samples that failed or are set aside, with the last reason, most failures first; sizes are
+    bytes; ``next_command`` is None when nothing is left.
     """
 
     project: str
