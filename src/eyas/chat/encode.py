@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 _FIRST_STAND_IN = 0xF0000  # the private-use planes: 131,068 characters without meaning of their own
 _LAST_STAND_IN = 0x10FFFD
+_LEADS = ("\n", "0", ";")  # the first that does not merge with what follows it
 
 
 class ChatTokenizer(Protocol):
@@ -156,8 +157,11 @@ class Encoder:
         """Ids of ``text``, without the blank that some tokenizers put before a text's first word."""
         if self._context_free or at_start or not text:
             return self._ids(text, **options)
-        lead, whole = self._ids("\n", **options), self._ids("\n" + text, **options)
-        return whole[len(lead) :] if whole[: len(lead)] == lead else self._ids(text, **options)
+        for before in _LEADS:
+            lead, whole = self._ids(before, **options), self._ids(before + text, **options)
+            if whole[: len(lead)] == lead:
+                return whole[len(lead) :]
+        return self._ids(text, **options)
 
     def _ids(self, text: str, **options: Any) -> list[int]:
         if not text:
