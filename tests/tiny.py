@@ -153,19 +153,19 @@ def save_tiny_target(
     seed: int = 0,
     dtype: str = "float32",
     *,
-    max_shard_bytes: int | None = None,
+    max_shard_kilobytes: int | None = None,
     **changes: Any,
 ) -> Path:
     """Write a tiny random target as a model folder: config, safetensors, tokenizer, generation config.
 
     Args:
         kind: one of `KINDS`; ``llama`` has tied embeddings, the others have not (but ``sliding``).
-        max_shard_bytes: split the weights into files of at most this size, with an index.
+        max_shard_kilobytes: split the weights into files of about this size, with an index.
         changes: fields of the configuration to set, for example ``num_layers=4``.
     """
     folder = Path(folder)
     model = tiny_model(kind, seed=seed, dtype=dtype, **changes)
-    sharding = {} if max_shard_bytes is None else {"max_shard_size": f"{max_shard_bytes}B"}
+    sharding = {} if max_shard_kilobytes is None else {"max_shard_size": f"{max_shard_kilobytes}KB"}
     model.save_pretrained(folder, **sharding)
     tiny_tokenizer().save_pretrained(folder)
     (folder / "generation_config.json").write_text(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from eyas.base.seal import sealed_folder
@@ -30,13 +31,15 @@ def look(folder: Path, **options: Any) -> Any:
     return inspect_folder(folder, options.pop("target"), **options)
 
 
-def spoil(folder: Path, plant: Plant) -> None:
-    """Change configuration and tensors of an export by hand, as no writer of eyas would."""
+def spoil(folder: Path, plant: Plant, *, foreign: bool = False) -> None:
+    """Change configuration and tensors of an export by hand; a foreign one has no metadata of eyas."""
     config = json.loads((folder / "config.json").read_text())
     tensors = load_file(folder / "model.safetensors")
+    with safe_open(folder / "model.safetensors", framework="pt") as opened:
+        metadata = None if foreign else opened.metadata()
     plant(config, tensors)
     (folder / "config.json").write_text(json.dumps(config))
-    save_file({n: t.contiguous() for n, t in tensors.items()}, folder / "model.safetensors")
+    save_file({n: t.contiguous() for n, t in tensors.items()}, folder / "model.safetensors", metadata)
 
 
 GOOD: dict[str, dict[str, Any]] = {
@@ -79,7 +82,7 @@ def test_a_published_drafter_that_says_little_gets_notes_only(tmp_path: Path) ->
             del config[key]
         del tensors["t2d"]
 
-    spoil(tmp_path, plant)
+    spoil(tmp_path, plant, foreign=True)
     inspection = look(tmp_path)
     assert inspection.alarms == []
     assert {f.code for f in inspection.findings} == {"norm-flag-unsaid", "mapping-t2d-missing"}
@@ -104,6 +107,11 @@ def nested_ids(ids: list[int], top: list[int] | None = None) -> Plant:
             config[IDS] = top
 
     return plant
+
+
+def ids_and_count(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+    config["eagle_config"][IDS] = [1, 5]
+    config["num_aux_hidden_states"] = 3
 
 
 def tensor(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Plant:
@@ -178,14 +186,23 @@ def heavy_tailed(t: torch.Tensor) -> torch.Tensor:
 FAULTS: dict[str, tuple[str, Plant]] = {
     "wrong architecture name": ("architecture-unknown", set_config(architectures=["LlamaForCausalLM"])),
     "no architecture": ("architecture-unknown", drop_config("architectures")),
-    "a name only vLLM knows": ("architecture-one-engine", set_config(architectures=["Eagle3LlamaForCausalLM"])),
+    "a name only vLLM knows": (
+        "architecture-one-engine",
+        set_config(architectures=["Eagle3LlamaForCausalLM"]),
+    ),
     "tied": ("head-tied", set_config(tie_word_embeddings=True)),
     "fc_norm said, tensors absent": ("norm-flag-contradicted", set_config(fc_norm=True, norm_output=True)),
-    "fc_norm tensors, not said": ("norm-flag-contradicted", new_tensor("fc_norm.0.weight", torch.full((32,), 1.1))),
+    "fc_norm tensors, not said": (
+        "norm-flag-contradicted",
+        new_tensor("fc_norm.0.weight", torch.full((32,), 1.1)),
+    ),
     "norm before residual": ("norm-before-residual", set_config(norm_before_residual=True)),
     "norm_output alone": ("norms-mixed", set_config(norm_output=True)),
     "positions of an example": ("positions-short", set_config(max_position_embeddings=2048)),
-    "rope base lost": ("rope-theta-differs", set_config(rope_theta=10000.0, rope_parameters={"rope_theta": 10000.0})),
+    "rope base lost": (
+        "rope-theta-differs",
+        set_config(rope_theta=10000.0, rope_parameters={"rope_theta": 10000.0}),
+    ),
     "rope spelled twice": ("rope-spellings-disagree", set_config(rope_theta=10000.0)),
     "scaling in one spelling only": ("rope-spellings-disagree", set_config(rope_scaling=YARN)),
     "scaling the target lacks": (
@@ -193,7 +210,7 @@ FAULTS: dict[str, tuple[str, Plant]] = {
         set_config(rope_scaling=YARN, rope_parameters={**YARN, "rope_theta": 100000.0}),
     ),
     "more aux states, no ids": ("layers-unsaid", set_config(num_aux_hidden_states=4)),
-    "fewer ids than states": ("layers-count", nested_ids([1, 5])),
+    "fewer ids than states": ("layers-count", ids_and_count),
     "a layer past the end": ("layers-range", nested_ids([1, 5, 12])),
     "ids out of order": ("layers-unsorted", nested_ids([5, 1, 8], top=[6, 2, 9])),
     "ids one too low for vLLM": ("layers-not-as-trained", nested_ids([1, 5, 8])),
@@ -218,7 +235,10 @@ FAULTS: dict[str, tuple[str, Plant]] = {
     ),
     "norms untouched": ("norms-untouched", norms_at_one),
     "never trained": ("weights-untrained", untrained),
-    "one aux state ignored": ("aux-chunk-unused", tensor("fc.weight", with_value((slice(None), slice(0, 32)), 1e-9))),
+    "one aux state ignored": (
+        "aux-chunk-unused",
+        tensor("fc.weight", with_value((slice(None), slice(0, 32)), 1e-9)),
+    ),
     "random head": ("head-random", tensor("lm_head.weight", random_like)),
     "head of another model": ("head-unlike-target", tensor("lm_head.weight", heavy_tailed)),
     "head rows shifted": ("head-shifted", tensor("lm_head.weight", lambda t: t.roll(1, 0))),
@@ -238,7 +258,7 @@ FAULTS: dict[str, tuple[str, Plant]] = {
     "never filled": ("mapping-placeholder", remap(lambda ids: torch.arange(len(ids)))),
     "mask of another mapping": ("mapping-t2d-disagrees", tensor("t2d", lambda t: ~t)),
     "no end token": ("end-token-absent", remap(lambda ids: torch.where(ids == 2, torch.tensor(95), ids))),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -282,7 +302,7 @@ def test_a_mapping_of_one_vocabulary_is_superfluous(tmp_path: Path) -> None:
 def test_foreign_ids_that_engines_read_differently(tmp_path: Path) -> None:
     """A drafter that does not say what it was trained on: ids in one place mean two things."""
     make.write(tmp_path)
-    spoil(tmp_path, nested_ids([0, 4, 7]))  # spoil rewrites the weights without eyas's metadata
+    spoil(tmp_path, nested_ids([0, 4, 7]), foreign=True)
     for kind, disagree in (("llama", True), ("deepseek_v3", False)):
         found = {f.code for f in look(tmp_path, target=make.facts(model_type=kind)).findings}
         assert ("layers-engines-disagree" in found) == disagree

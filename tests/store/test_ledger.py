@@ -280,7 +280,7 @@ def test_imports_only_the_standard_library() -> None:
 
 
 def test_a_hundred_thousand_samples(ledger: Ledger) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     num_samples = 100_000
     ledger.add_samples(
         SampleEntry(secrets.token_hex(16), number % 997 + 1, 1, "train", "s") for number in range(num_samples)
@@ -290,4 +290,4 @@ def test_a_hundred_thousand_samples(ledger: Ledger) -> None:
     ledger.lease(pending[:1000], 1)
     ledger.commit_segment("seg-a", 1, "r", [(sample, 1, 1) for sample in pending[:1000]])
     assert states(ledger) == {"pending": 99_000, "stored": 1000}
-    assert time.monotonic() - started < 30  # about 3 s on a quiet machine
+    assert time.process_time() - started < 20  # about 3 s

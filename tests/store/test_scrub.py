@@ -244,7 +244,7 @@ def test_failures_come_back_from_the_logs(layout: Layout) -> None:
             ledger.fail_sample(ids[0], "nan", 4, limit=5)
         ledger.fail_sample(ids[1], "too long", 4, limit=1)
         ledger.set_aside_sample(ids[2], "by hand")
-        before = [sample for sample in ledger.failed_samples()]
+        before = ledger.failed_samples()
     (layout.logs / "latest").symlink_to("attempt-0004")
     with open(layout.logs / "attempt-0004" / "events.jsonl", "a") as file:
         file.write('{"at": "torn')

@@ -51,6 +51,7 @@ def test_written_samples_are_read_back(tmp_path: Path, ledger: Ledger) -> None:
     rng = np.random.default_rng(0)
     for index in rng.permutation(20):
         assert same(samples[index], reader.sample(samples[index].id, check=True))
+    assert len(reader._open) == 2
     views = reader.get_many([sample.id for sample in samples])
     reader.close()
     assert all(same(one, other) for one, other in zip(samples, views, strict=True))
@@ -183,9 +184,22 @@ def test_close_raises_and_ends_the_thread(
         writer.close()
     writer.close()
     assert threading.active_count() == before
-    with pytest.raises(RuntimeError, match="mine"), open_writer(tmp_path, ledger) as writer:
-        writer.add(captured(1))
-        raise RuntimeError("mine")  # the writer's own failure must not hide it
+
+
+def test_the_writers_own_failure_does_not_hide_the_cause(
+    tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> CommittedSegment:
+        raise EyasError("broken")
+
+    def work() -> None:
+        with open_writer(tmp_path, ledger) as writer:
+            writer.add(captured(1))
+            raise RuntimeError("mine")
+
+    monkeypatch.setattr(writer_module, "commit_samples", failing)
+    with pytest.raises(RuntimeError, match="mine"):
+        work()
 
 
 def test_an_error_of_the_callback_surfaces_and_the_segment_stays(tmp_path: Path, ledger: Ledger) -> None:

@@ -6,6 +6,7 @@ EyasError                      exit  1
 ├── DataError                  exit  2   conversations, samples, templates
 ├── TargetError                exit  2   a target that cannot be loaded or used
 ├── RecipeChanged              exit  2   an output was made by another recipe
+│   └── ContinuityBroken       exit  2   stored states cannot be captured again
 ├── FormatTooNew               exit  2   written by a newer eyas
 ├── NotReady                   exit  2   a stage before this one has to run first
 ├── NoProject                  exit 10
@@ -103,6 +104,10 @@ class RecipeChanged(EyasError):
     """An existing output was made by another recipe, and mixing the two is refused."""
 
     exit_code = 2
+
+
+class ContinuityBroken(RecipeChanged):
+    """Stored samples, captured again, give other states: going on would mix two kinds."""
 
 
 class FormatTooNew(EyasError):

@@ -16,6 +16,7 @@ from eyas.cli.progress import listener
 from eyas.pipeline.lock import current_holder
 from eyas.pipeline.order import STAGES
 from eyas.pipeline.run import PlannedStep, RunResult, plan, run
+from eyas.report.forecast import Forecast, forecast, forecast_lines
 from eyas.stages.project import Project
 from eyas.stages.protocol import Stage
 
@@ -35,7 +36,7 @@ def execute(
     """Do what a changing verb does; returns the exit code (0, or 3 when samples are set aside)."""
     project = common.open()
     if dry_run:
-        _print_plan(plan(project, stages, redo), common)
+        _print_plan(plan(project, stages, redo), forecast(project), common)
         return 0
     if detach:
         return _detach(project, verb, common)
@@ -52,10 +53,11 @@ def execute(
     return SOME_SET_ASIDE if result.num_set_aside else 0
 
 
-def _print_plan(steps: list[PlannedStep], common: Common) -> None:
+def _print_plan(steps: list[PlannedStep], found: Forecast | None, common: Common) -> None:
     if common.json:
         print_json(
             {
+                "forecast": found.as_dict() if found is not None else None,
                 "plan": [
                     {
                         "stage": s.stage,
@@ -66,11 +68,13 @@ def _print_plan(steps: list[PlannedStep], common: Common) -> None:
                         "unit": s.view.unit,
                     }
                     for s in steps
-                ]
+                ],
             }
         )
         return
     table(None, ["stage", "would", "why"], [[s.stage, s.action, s.why] for s in steps])
+    if found is not None:
+        print("forecast\n  " + "\n  ".join(forecast_lines(found)))
     refused = [s for s in steps if s.action == "refuse"]
     if refused and refused[0].view.state == "stale":
         next_command(f"eyas run --redo {refused[0].stage}{common.suffix}")

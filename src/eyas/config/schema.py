@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from eyas.base.units import parse_bytes
 
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -90,6 +92,8 @@ class ExtractConfig(Section):
     """Layers whose residual stream is captured, counted as "after k layers"; auto: 2, n//2, n-3."""
     batch_tokens: Positive = 4096
     """Tokens in one forward pass, padding included."""
+    recheck: Annotated[int, Field(ge=0)] = 3
+    """Stored samples that are captured again and compared before a resumed extraction goes on."""
 
 
 class StoreConfig(Section):
@@ -101,6 +105,41 @@ class StoreConfig(Section):
     """A segment closes at this size, in MiB."""
     segment_seconds: Annotated[float, Field(gt=0)] = 5.0
     """... or this long after its first sample."""
+
+
+def _size(text: str) -> str:
+    parse_bytes(text)
+    return text
+
+
+Size = Annotated[str, AfterValidator(_size)]
+"""Bytes as people write them: ``200GB``, ``1.5TB``, ``64MiB``."""
+
+
+class DiskConfig(Section):
+    """How much room the project may take, and what happens when there is none."""
+
+    budget: Size | None = None
+    """Largest size of the project folder; none: as much as the filesystem has."""
+    reserve: Size = "1GB"
+    """Free space that is always left on the filesystem (hard limit)."""
+    warn: Size = "5GB"
+    """Free space below which a warning is said (soft limit)."""
+    when_full: Literal["wait", "stop"] = "wait"
+    """``wait`` pauses and goes on by itself when there is room; ``stop`` ends with exit code 12."""
+    look_again_seconds: Annotated[float, Field(gt=0)] = 30.0
+    """How often a paused run looks for room."""
+
+
+class ExpectConfig(Section):
+    """What the data will be, for a forecast before it is prepared; real counts replace it."""
+
+    samples: Positive
+    """Samples."""
+    tokens: Positive
+    """Tokens of all samples."""
+    supervised_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of the tokens that the assistant wrote."""
 
 
 class DrafterConfig(Section):
@@ -201,6 +240,8 @@ class EyasConfig(Section):
     regenerate: RegenerateConfig = RegenerateConfig()
     extract: ExtractConfig = ExtractConfig()
     store: StoreConfig = StoreConfig()
+    disk: DiskConfig = DiskConfig()
+    expect: ExpectConfig | None = None
     drafter: DrafterConfig = DrafterConfig()
     train: TrainConfig = TrainConfig()
     evaluate: EvaluateConfig = EvaluateConfig()

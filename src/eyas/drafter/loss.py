@@ -32,8 +32,8 @@ from torch import Tensor
 from eyas.drafter.settings import LossKind
 
 MIN_ACCEPTANCE = 1e-6
-CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
-"""Logits in a chunk: small enough for a CPU's caches, large enough to fill a GPU."""
+CHUNK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26}
+"""Logits in a chunk: enough rows for matrix products to run at full rate."""
 
 Kept = Sequence[npt.NDArray[np.int64]]
 
@@ -98,7 +98,7 @@ def row_facts(states: Sequence[Tensor], head: Tensor, task: LossTask) -> RowFact
         drafted = (logits - normaliser).exp_()
         assert piece.mass is not None
         acceptance[piece.step].append(torch.minimum(drafted, piece.teacher * piece.mass).sum(dim=-1))
-        losses[piece.step].append(_losses(task.kind, logits, piece, gradient=False))
+        losses[piece.step].append(_losses(task.kind, logits, piece))
     empty = states[0].new_zeros(0)
     return RowFacts(
         [torch.cat(parts) if parts else empty for parts in losses],
@@ -129,10 +129,10 @@ def _pieces(states: Sequence[Tensor], task: LossTask) -> Iterator[_Piece]:
     for start in range(0, num_places, size):
         end = min(start + size, num_places)
         logits = _wide(F.linear(task.teacher[start:end], task.teacher_head))
-        inside = torch.logsumexp(logits, dim=-1, keepdim=True)
-        teacher = logits.sub_(inside)
-        entropy = (teacher.exp() * teacher).sum(dim=-1) if task.kind == "kl" else None
-        teacher = teacher.exp_()
+        raw = logits.clone() if task.kind == "kl" else None
+        powers, inside, total = _exponentials(logits)
+        teacher = powers.div_(total)
+        entropy = None if raw is None else torch.linalg.vecdot(teacher, raw) - inside.squeeze(-1)
         mass = None
         if task.log_normaliser is not None:
             whole = task.log_normaliser[start:end].to(inside.dtype).unsqueeze(-1)
@@ -162,33 +162,45 @@ def _taker(places: npt.NDArray[np.int64], device: torch.device) -> Any:
     return lambda x: x.index_select(0, index)
 
 
-def _losses(kind: LossKind, logits: Tensor, piece: _Piece, *, gradient: bool) -> Tensor:
-    """Row losses ``[r]``; with ``gradient``, ``logits`` are replaced by the gradient of each row's loss."""
-    normaliser = torch.logsumexp(logits, dim=-1, keepdim=True)
+def _losses(kind: LossKind, logits: Tensor, piece: _Piece, weight: float | None = None) -> Tensor:
+    """Row losses ``[r]``; with a weight, ``logits`` become the gradient of the rows' weighted losses.
+
+    Every pass over ``[r, K]`` costs memory traffic, so they are few and in place: one exponential, no copy.
+    """
     teacher = piece.teacher
+    scores = torch.linalg.vecdot(teacher, logits) if kind != "lk" else None
+    drafted, normaliser, sums = _exponentials(logits)
     losses = logits.new_zeros(len(logits))
-    if kind != "lk":
-        losses = losses + normaliser.squeeze(-1) - torch.linalg.vecdot(teacher, logits)
+    if scores is not None:
+        losses = normaliser.squeeze(-1) - scores
     if kind == "kl":
         assert piece.negative_entropy is not None
         losses = losses + piece.negative_entropy
     if not needs_normaliser(kind):
-        if gradient:
-            logits.sub_(normaliser).exp_().sub_(teacher)
+        if weight is not None:
+            drafted.mul_(weight / sums).sub_(teacher, alpha=weight)
         return losses
     assert piece.mass is not None
     real = teacher * piece.mass
-    drafted = logits.sub_(normaliser).exp_()
+    drafted.div_(sums)
     alpha = torch.minimum(drafted, real).sum(dim=-1, keepdim=True)
     losses = losses - alpha.clamp(min=MIN_ACCEPTANCE).log().squeeze(-1)
-    if gradient:
+    if weight is not None:
         # only drafts that the target wants more of move alpha: d(alpha)/dz = q (below - sum below q)
         below = drafted * (drafted < real)
         slope = below - drafted * below.sum(dim=-1, keepdim=True)
         scale = torch.where(alpha > MIN_ACCEPTANCE, alpha.clamp(min=MIN_ACCEPTANCE).reciprocal(), 0.0)
         slope.mul_(-scale)
-        logits.copy_(slope if kind == "lk" else slope + drafted - teacher)
+        logits.copy_(slope if kind == "lk" else slope + drafted - teacher).mul_(weight)
     return losses
+
+
+def _exponentials(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """In place, exp(logits - maximum); also log sum exp of the logits and the sum, each ``[r, 1]``."""
+    peak = logits.amax(dim=-1, keepdim=True)
+    powers = logits.sub_(peak).exp_()
+    sums = powers.sum(dim=-1, keepdim=True)
+    return powers, sums.log() + peak, sums
 
 
 class _DraftLoss(torch.autograd.Function):
@@ -204,9 +216,10 @@ class _DraftLoss(torch.autograd.Function):
             d_states = [torch.zeros_like(state) for state in states] if gradient else []
             for piece in _pieces(states, task):
                 logits = _wide(F.linear(piece.state, head))
-                sums[piece.step] += _losses(task.kind, logits, piece, gradient=gradient).sum()
+                weight = task.row_weights[piece.step] if gradient else None
+                sums[piece.step] += _losses(task.kind, logits, piece, weight).sum()
                 if d_head is not None:
-                    d_logits = logits.mul_(task.row_weights[piece.step]).to(head.dtype)
+                    d_logits = logits.to(head.dtype)
                     d_states[piece.step][piece.rows] = d_logits @ head
                     _add_product(d_head, d_logits, piece.state)
         if d_head is not None:

@@ -164,6 +164,7 @@ class Trainer:
     def _resume(self) -> TrainingState:
         found = newest_checkpoint(self._place.checkpoints, self._set_aside)
         if found is None:
+            torch.manual_seed(self._settings.seed)
             self._start()
             return TrainingState(
                 step=0,

@@ -64,8 +64,9 @@ class Eagle3Checkpoint:
     @property
     def target_ids(self) -> torch.Tensor:
         """Target id of each draft id, [Vd] int64."""
-        ids = torch.arange(self.dimensions.draft_vocab_size)
-        return ids if self.d2t is None else ids + self.d2t.to(torch.int64)
+        if self.d2t is None:
+            return torch.arange(self.dimensions.draft_vocab_size)
+        return torch.arange(len(self.d2t)) + self.d2t.to(torch.int64)
 
     @property
     def trained_layers(self) -> tuple[int, ...] | None:

@@ -102,6 +102,8 @@ def run(
         Stopped: a signal came; all state is saved.
         EyasError: whatever ends a stage.
     """
+    # OpenMP reads this when torch is loaded: threads that spin while they wait cost another process its core
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     layout, result, stop = project.layout, RunResult(), StopFlag()
     with (
         hold_lock(layout.state, verb),

@@ -22,11 +22,12 @@ from eyas.base.units import format_bytes
 from eyas.store.ledger import Commit, Ledger, StoredSize
 from eyas.store.segment import CapturedSample, EncodedSegment, encode_segment
 from eyas.store.segment_header import segment_name, segment_number
+from eyas.store.writeback import start_writeback
 
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 _NO_ALLOCATION = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
-_MAX_WRITE_BYTES = 64 << 20
+_MAX_WRITE_BYTES = _WRITEBACK_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -126,8 +127,7 @@ def write_segment(path: Path, segment: EncodedSegment) -> None:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             _allocate(descriptor, segment.num_bytes)
-            for buffer in segment.buffers:
-                _write_all(descriptor, buffer)
+            _write_all(descriptor, segment.buffers)
             _retried(lambda: os.fsync(descriptor))
         finally:
             os.close(descriptor)
@@ -157,16 +157,22 @@ def _allocate(descriptor: int, num_bytes: int) -> None:
             raise
 
 
-def _write_all(descriptor: int, buffer: bytes | memoryview) -> None:
-    view = memoryview(buffer)
-    while len(view):
-        try:
-            written = os.write(descriptor, view[:_MAX_WRITE_BYTES])
-        except InterruptedError:
-            continue
-        if written == 0:
-            raise OSError(errno.EIO, "a write took no bytes")
-        view = view[written:]
+def _write_all(descriptor: int, buffers: Sequence[bytes | memoryview]) -> None:
+    position = started = 0
+    for buffer in buffers:
+        view = memoryview(buffer)
+        while len(view):
+            try:
+                written = os.write(descriptor, view[:_MAX_WRITE_BYTES])
+            except InterruptedError:
+                continue
+            if written == 0:
+                raise OSError(errno.EIO, "a write took no bytes")
+            view = view[written:]
+            position += written
+            if position - started >= _WRITEBACK_BYTES:
+                start_writeback(descriptor, started, position - started)
+                started = position
 
 
 def _retried(call: Callable[[], None]) -> None:

@@ -17,7 +17,7 @@ from eyas.base.layout import Layout
 from eyas.base.progress import Progress, SilentProgress
 from eyas.base.seal import is_sealed
 from eyas.store.faults import Fault
-from eyas.store.ledger import Ledger, StoredSize
+from eyas.store.ledger import Ledger, SegmentRecord, StoredSize
 from eyas.store.ledger_history import Event
 from eyas.store.place import mount_identity
 from eyas.store.recipe import read_store_recipe
@@ -145,6 +145,20 @@ def _sizes(path: Path) -> Iterator[StoredSize]:
         yield StoredSize(sample.id, len(sample.tokens), sample.num_supervised)
 
 
+def disagreement(
+    header: SegmentHeader, record: SegmentRecord, ids: tuple[str, ...], ledger: Ledger
+) -> str | None:
+    """What the ledger says otherwise than a segment's checked header; None when they agree."""
+    if header.recipe != record.recipe:
+        return f"the ledger says recipe {record.recipe}, the file {header.recipe}"
+    if strangers := set(ids) - set(header.ids):
+        return f"the ledger has {len(strangers)} samples in it that are not there ({min(strangers)})"
+    lost = [sample for sample in header.ids if ledger.state_of(sample) != "stored"]
+    if lost:
+        return f"the ledger does not count {len(lost)} of its samples as stored ({min(lost)})"
+    return None
+
+
 def repair(
     layout: Layout, ledger: Ledger, faults: Iterable[Fault], progress: Progress | None = None
 ) -> list[str]:
@@ -177,6 +191,10 @@ def repair(
             continue
         handled.add(fault.path)
     adoption = adopt_unknown(layout, ledger, progress=progress)
+    if handled and _release_disagreeing(layout, ledger):
+        again = adopt_unknown(layout, ledger, progress=progress)
+        adoption.segments += again.segments
+        adoption.num_samples += again.num_samples
     if adoption.segments:
         done.append(f"{len(adoption.segments)} segments adopted, {adoption.num_samples} samples stored")
     for fault in adoption.faults:
@@ -184,6 +202,20 @@ def repair(
             set_aside_segment(layout, ledger, fault.path.name, f"{fault.kind}: {fault.detail}")
             done.append(f"{fault.path.name}: set aside, not adopted ({fault.detail})")
     return done
+
+
+def _release_disagreeing(layout: Layout, ledger: Ledger) -> int:
+    """Forget segments whose samples became free when another one was released; returns how many."""
+    num_released = 0
+    for record in ledger.segments():
+        try:
+            header = read_header(layout.segments / record.name)
+        except (SegmentDamaged, FormatTooNew, FileNotFoundError):
+            continue  # a fault of its own, for the next scrub
+        if disagreement(header, record, tuple(ledger.samples_of(record.name)), ledger):
+            ledger.release_segment(record.name)
+            num_released += 1
+    return num_released
 
 
 def rebuild_ledger(

@@ -260,11 +260,13 @@ def _parts(folder: Path) -> list[Path]:
 def _batches(path: Path, columns: list[str]) -> Iterator[Any]:
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            if not file.schema_arrow.equals(_SCHEMA):
+                raise OSError(f"columns are {file.schema_arrow.names}, not {_SCHEMA.names}")
             num_rows = 0
             for batch in file.iter_batches(batch_size=1024, columns=columns):
                 num_rows += batch.num_rows
                 yield batch
             if num_rows != file.metadata.num_rows:
                 raise OSError(f"{num_rows} rows of {file.metadata.num_rows}")
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:  # as a damaged footer leads to
         raise DamageFound("samples cannot be read", where=path, why=str(error)) from error

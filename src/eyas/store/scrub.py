@@ -23,6 +23,7 @@ from eyas.store.recipe import read_store_recipe
 from eyas.store.repair import (
     Adoption,
     adopt_unknown,
+    disagreement,
     open_or_rebuild,
     rebuild_ledger,
     repair,
@@ -189,22 +190,8 @@ def _examine_segment(
         return [], header
     if record is None:
         return [Fault(path, "unknown", "whole, but not in the ledger")], None
-    differs = _disagreement(header, record, ids, ledger)
+    differs = disagreement(header, record, ids, ledger)
     return ([Fault(path, "ledger", differs, ids)] if differs else []), header
-
-
-def _disagreement(
-    header: SegmentHeader, record: SegmentRecord, ids: tuple[str, ...], ledger: Ledger
-) -> str | None:
-    """What the ledger says otherwise than a segment's checked header; None when they agree."""
-    if header.recipe != record.recipe:
-        return f"the ledger says recipe {record.recipe}, the file {header.recipe}"
-    if strangers := set(ids) - set(header.ids):
-        return f"the ledger has {len(strangers)} samples in it that are not there ({min(strangers)})"
-    lost = [sample for sample in header.ids if ledger.state_of(sample) != "stored"]
-    if lost:
-        return f"the ledger does not count {len(lost)} of its samples as stored ({min(lost)})"
-    return None
 
 
 def _ledger_faults(layout: Layout, ledger: Ledger | None) -> list[Fault]:

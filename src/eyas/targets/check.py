@@ -11,7 +11,7 @@ import torch
 from eyas.base.errors import CaptureInvalid
 
 _CHUNK_ELEMENTS = 1 << 18
-_BITS = {
+_BITS: dict[torch.dtype, tuple[torch.dtype, Any, int]] = {
     torch.bfloat16: (torch.int16, np.uint16, 0x7F80),
     torch.float16: (torch.int16, np.uint16, 0x7C00),
     torch.float32: (torch.int32, np.uint32, 0x7F800000),
@@ -36,8 +36,8 @@ def check_capture(
     Args:
         aux: [num_tokens, len(aux_layers), hidden_size] on the CPU, contiguous.
         last: [num_last_rows, hidden_size] on the CPU, contiguous.
-        aux_layers: names the slots of ``aux`` in messages; a constant row is allowed in layer 0,
-            where a padding token's embedding may be zero.
+        aux_layers: names the slots of ``aux`` in messages; a row of zeros is allowed in layer 0,
+            where a token's embedding may be zero.
         dtype: what both tensors must be stored as.
         sample: id that errors name.
 
@@ -67,25 +67,26 @@ def _check_form(
 
 
 def _check_content(
-    states: torch.Tensor, names: Sequence[str], constant_allowed: Sequence[bool], sample: str
+    states: torch.Tensor, names: Sequence[str], zero_allowed: Sequence[bool], sample: str
 ) -> None:
     """Scan ``[rows, slots, width]`` once; chunks of rows stay in the processor's cache."""
     if states.numel() == 0:
         return
-    signed, unsigned, exponent = _BITS[states.dtype]
+    signed, unsigned, exponent_bits = _BITS[states.dtype]
     bits = states.view(signed).numpy().view(unsigned)
-    magnitude = unsigned(np.iinfo(unsigned).max >> 1)
+    exponent, magnitude = unsigned(exponent_bits), unsigned(np.iinfo(unsigned).max >> 1)
     alive = np.zeros(len(names), dtype=bool)
     for start, chunk in _chunks(bits):
-        if not np.less(chunk & unsigned(exponent), unsigned(exponent)).all():
-            row, slot = np.argwhere((chunk & unsigned(exponent)) == unsigned(exponent))[0][:2]
+        exponents = chunk & exponent
+        if exponents.max() == exponent:
+            row, slot = np.argwhere(exponents == exponent)[0][:2]
             raise _invalid(sample, f"{names[slot]}, row {start + row}: not finite")
-        flat = (chunk[:, :, 1:] == chunk[:, :, :1]).all(axis=2) if chunk.shape[2] > 1 else None
-        if flat is not None and flat.any():
-            for row, slot in np.argwhere(flat):
-                if not constant_allowed[slot] and (chunk[:, slot] & magnitude).any():
-                    raise _invalid(sample, f"{names[slot]}, row {start + row}: constant")
-        alive |= ((chunk & magnitude) != 0).any(axis=(0, 2))
+        nonzero = ((chunk & magnitude) != 0).any(axis=2)
+        alive |= nonzero.any(axis=0)
+        for row, slot in np.argwhere((chunk[:, :, 1:] == chunk[:, :, :1]).all(axis=2)):
+            # a whole layer of zeros is named as such below
+            if nonzero[row, slot] or (alive[slot] and not zero_allowed[slot]):
+                raise _invalid(sample, f"{names[slot]}, row {start + row}: constant")
     for slot, name in enumerate(names):
         if not alive[slot]:
             raise _invalid(sample, f"{name}: all zero")

@@ -109,7 +109,7 @@ class HeadRule:
 
 
 def read_head_rule(model: Path) -> HeadRule:
-    """The head rule from ``config.json``: ``logit_scale``, ``logits_scaling``, ``final_logit_softcapping``."""
+    """The head rule that ``config.json`` states under the names that transformers' models read."""
     outer = json.loads((model / "config.json").read_text(encoding="utf-8"))
     inner = outer.get("text_config") or outer
 

@@ -7,26 +7,29 @@ batch and gives the same bits; only its missing samples are stored.
 from __future__ import annotations
 
 import gc
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
 from eyas.base.errors import CaptureInvalid, EyasError
 from eyas.base.layout import Layout
-from eyas.base.units import format_bytes
+from eyas.base.units import format_bytes, parse_bytes
 from eyas.config.resolve import SAFETENSORS_DTYPE
+from eyas.stages.extract.continuity import check_continuity, chosen_samples
 from eyas.stages.extract.stage import capture_recipe
 from eyas.stages.local_target import load_target, target_arithmetic
 from eyas.stages.project import Project
 from eyas.stages.protocol import RunContext
 from eyas.stages.records import recorded_capture_recipe
 from eyas.store.ledger import Ledger
+from eyas.store.reader import StoreReader
 from eyas.store.recipe import StoreRecipe, require_store_recipe
 from eyas.store.repair import repair
+from eyas.store.room import MEMORY_FILESYSTEMS, Room, filesystem_kind
 from eyas.store.samples import last_rows, read_samples
 from eyas.store.scrub import quick
 from eyas.store.segment import CapturedSample
@@ -74,6 +77,7 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
     if todo:
         _warn_of_room(project, items, todo, context)
         target = load_target(project, device, dtype, context.progress)
+        _recheck(project, context, target, recipe)
         num_bytes = _capture_all(project, context, recipe, target, items)
         del target
         gc.collect()
@@ -108,18 +112,46 @@ def _mend(layout: Layout, ledger: Ledger, context: RunContext) -> None:
         context.progress.say(line)
 
 
+def _recheck(project: Project, context: RunContext, target: LocalTarget, recipe: StoreRecipe) -> None:
+    """Continuity: some stored samples have to come out the same before more are added."""
+    reader = StoreReader(project.layout.segments, context.ledger)
+    ids = chosen_samples(reader.ids(), project.config.extract.recheck, context.attempt)
+    if ids:
+        error = check_continuity(target, reader, recipe, ids)
+        context.progress.say(f"{len(ids)} stored samples come out the same (largest error {error:.1g})")
+
+
+def _room(project: Project, context: RunContext) -> Room:
+    disk = project.config.disk
+    return Room(
+        root=project.layout.root,
+        reserve_bytes=parse_bytes(disk.reserve),
+        warn_bytes=parse_bytes(disk.warn),
+        budget_bytes=parse_bytes(disk.budget) if disk.budget else None,
+        wait=disk.when_full == "wait",
+        look_again_seconds=disk.look_again_seconds,
+        progress=context.progress,
+        stop=context.stop,
+    )
+
+
 def _warn_of_room(project: Project, items: Sequence[_Item], todo: set[str], context: RunContext) -> None:
     """Say so before the first byte when the forecast does not fit."""
     resolved = project.resolved
     needed = 0
+    kind = filesystem_kind(project.layout.store)
+    if kind in MEMORY_FILESYSTEMS:
+        context.progress.say(f"the store lies on {kind}: a reboot wipes it; move the project to a disk")
     for item in items:
         if item.id in todo:
             needed += len(item.tokens) * (resolved.bytes_per_token_aux + 4)
             needed += len(last_rows(item.spans, len(item.tokens))) * resolved.bytes_per_token_last
-    free = shutil.disk_usage(project.layout.store).free
-    verdict = "" if needed < free else ": it will not fit; the run will stop when the disk is full and go on"
+    room = _room(project, context).writable_bytes()
+    then = "pause" if project.config.disk.when_full == "wait" else "stop"
+    verdict = "" if needed < room else f": it will not fit; the run will {then} when the disk is full"
     context.progress.say(
-        f"forecast: {format_bytes(needed)} for {len(todo)} samples, {format_bytes(free)} free{verdict}"
+        f"forecast: {format_bytes(needed)} for {len(todo)} samples, "
+        f"{format_bytes(max(0, room))} may be written{verdict}"
     )
 
 
@@ -137,7 +169,7 @@ def _capture_all(
     total_tokens = sum(length for _, length in sizes)
     left = sum(length for id_, length in sizes if id_ in todo)
     context.progress.start("capture", total=total_tokens, unit="tokens", done=total_tokens - left)
-    num_bytes = 0
+    num_bytes, room = 0, _room(project, context)
     with StoreWriter(
         project.layout.segments,
         ledger,
@@ -156,11 +188,12 @@ def _capture_all(
                     context.stop.check()
                 ledger.lease(wanted, context.attempt)
                 for sample in capture.batch([items[index] for index in batch], wanted):
-                    writer.add(sample)
+                    room.require(sample.nbytes + (config.store.segment_mib << 20))
+                    room.patiently(partial(writer.add, sample), sample.nbytes)
                     num_bytes += sample.nbytes
                 done = sum(len(items[index].tokens) for index in batch if items[index].id in wanted)
                 context.progress.advance(done, bytes=num_bytes)
-            writer.flush()
+            room.patiently(writer.flush, 0)
             todo = set(ledger.pending())
             if not todo:
                 break

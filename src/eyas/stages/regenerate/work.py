@@ -34,6 +34,7 @@ from eyas.targets.local.generate import SamplingSettings, generate
 from eyas.targets.local.model import LocalTarget
 
 CONVERSATIONS = "conversations.jsonl"
+STATISTICS = "stats.json"
 
 
 @dataclass
@@ -218,7 +219,7 @@ def _write_samples(project: Project, conversations: Sequence[_Open]) -> dict[str
         "supervised_tokens": counts.num_supervised,
         "duplicates": counts.num_duplicates,
     }
-    stats = read_json(layout.stats)
+    stats = read_json(layout.prompts / STATISTICS)  # the sealed copy: data/stats.json may have been lost
     stats["regenerate"] = {**numbers, "reasons": dict(sorted(reasons.items()))}
     write_json(layout.stats, stats)
     return numbers

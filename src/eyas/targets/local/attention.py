@@ -94,6 +94,8 @@ def grouped_attention(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
         )
         return output
+    if attention_mask.is_floating_point() and attention_mask.dtype != query.dtype:
+        attention_mask = attention_mask.to(query.dtype)
     batch, num_heads, _, width = query.shape
     folded = query.reshape(batch, key.shape[1], groups * num_queries, width)
     attended = torch.nn.functional.scaled_dot_product_attention(

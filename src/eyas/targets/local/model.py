@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 
 from eyas.base.errors import TargetError
 from eyas.config.target_facts import TargetFacts, read_target_facts
@@ -110,7 +111,7 @@ class LocalTarget:
         with tapped(self.structure.layers, aux_layers, take):
             states = self.states(ids).flatten(0, 1)
         last = (states if gather is None else states.index_select(0, gather)).to(dtype)
-        aux_rows, last_rows = aux.cpu().split(lengths), last.cpu().split(lengths)
+        aux_rows, last_rows = torch.split(aux.cpu(), lengths), torch.split(last.cpu(), lengths)
         return [CapturedStates(a, h) for a, h in zip(aux_rows, last_rows, strict=True)]
 
     def states(self, ids: torch.Tensor, **arguments: Any) -> torch.Tensor:
@@ -204,7 +205,15 @@ def _load_model(model_dir: Path, device: str, dtype: torch.dtype, trust_remote_c
             return auto.from_pretrained(model_dir, attn_implementation=attention.NAME, **common)
         except (ValueError, KeyError, ImportError):  # code that takes no attention but its own
             return auto.from_pretrained(model_dir, **common)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, AttributeError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        ImportError,
+        RuntimeError,
+        AttributeError,
+        SafetensorError,
+    ) as error:
         raise TargetError(
             "transformers cannot load the target",
             where=model_dir,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from eyas.base.errors import TargetError
+from eyas.targets.batches import plan_batches
 from eyas.targets.local.attention import NAME, active_rows
 from eyas.targets.local.cache import RaggedCache
 from eyas.targets.local.taps import tapped
@@ -81,10 +82,27 @@ class DecodeSession(ABC):
 
         Args:
             prompts: one for each row.
-            budget_tokens: positions, padding counted, of one pass.
+            budget_tokens: positions, padding counted, of one pass; prompts of like length go together.
+
+        Raises:
+            TargetError: the rows are not empty, or there is not one prompt for each.
         """
-        output = self.forward(self._target.padded(prompts), torch.tensor([len(p) for p in prompts]))
-        return output.logits
+        if len(prompts) != len(self.lengths) or bool(self.lengths.any()):
+            raise TargetError("only empty rows take prompts, one for each row")
+        if not all(prompts):
+            raise TargetError("a prompt without tokens cannot be continued")
+        items = [(f"{row:09d}", len(prompt)) for row, prompt in enumerate(prompts)]
+        found: list[torch.Tensor] = []
+        groups = plan_batches(items, budget_tokens)
+        for rows in groups:
+            ids = self._target.padded([prompts[row] for row in rows])
+            counts = torch.tensor([len(prompts[row]) for row in rows])
+            found.append(_pick_last(self._prefill(ids, counts, rows), counts))
+        joined = torch.cat(found)
+        states = torch.empty_like(joined)
+        states[torch.tensor([row for rows in groups for row in rows], device=states.device)] = joined
+        self.lengths = torch.tensor([len(prompt) for prompt in prompts])
+        return self._target.logits(states)
 
     def rollback(self, lengths: torch.Tensor) -> None:
         """Shorten each row to a length ([B]) that is at most its present one.
@@ -108,6 +126,10 @@ class DecodeSession(ABC):
         self, tokens: torch.Tensor, counts: torch.Tensor, aux_layers: Sequence[int] | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """States [B, q, H] and aux [B, q, A, H] of the new tokens."""
+
+    @abstractmethod
+    def _prefill(self, ids: torch.Tensor, counts: torch.Tensor, rows: list[int]) -> torch.Tensor:
+        """States [b, q, H] of prompts given to some empty rows."""
 
     def _check(self, tokens: torch.Tensor, num_new: torch.Tensor | None) -> torch.Tensor:
         if tokens.ndim != 2 or tokens.shape[0] != len(self.lengths) or tokens.shape[1] < 1:
@@ -137,29 +159,10 @@ class RaggedSession(DecodeSession):
         super().keep(rows)
         self._cache.keep(rows.to(self._target.device, torch.long))
 
-    @torch.no_grad()
-    def prefill(self, prompts: Sequence[Sequence[int]], *, budget_tokens: int = 8192) -> torch.Tensor:
-        if len(prompts) != len(self.lengths) or int(self.lengths.max()) > 0:
-            raise TargetError("only empty rows take prompts, one for each row")
-        order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
-        groups: list[list[int]] = []
-        for row in order:
-            if groups and (len(groups[-1]) + 1) * len(prompts[groups[-1][0]]) <= budget_tokens:
-                groups[-1].append(row)
-            else:
-                groups.append([row])
-        found: list[torch.Tensor] = []
-        for rows in groups:
-            ids = self._target.padded([prompts[row] for row in rows])
-            if ids.shape[1] == 1:  # one token is no fresh pass to the cache
-                ids = torch.nn.functional.pad(ids, (0, 1))
-            states = self._pass(ids, [0] * len(rows), rows)
-            found.append(_pick_last(states, torch.tensor([len(prompts[row]) for row in rows])))
-        flat = [row for rows in groups for row in rows]
-        states = torch.empty_like(torch.cat(found))
-        states[torch.tensor(flat, device=states.device)] = torch.cat(found)
-        self.lengths = torch.tensor([len(prompt) for prompt in prompts])
-        return self._target.logits(states)
+    def _prefill(self, ids: torch.Tensor, counts: torch.Tensor, rows: list[int]) -> torch.Tensor:
+        if ids.shape[1] == 1:  # one token is no fresh pass to the cache
+            ids = torch.nn.functional.pad(ids, (0, 1))
+        return self._pass(ids, [0] * len(rows), rows)
 
     def _run(
         self, tokens: torch.Tensor, counts: torch.Tensor, aux_layers: Sequence[int] | None
@@ -204,6 +207,11 @@ class RecomputeSession(DecodeSession):
     def keep(self, rows: torch.Tensor) -> None:
         super().keep(rows)
         self._tokens = [self._tokens[row] for row in rows.tolist()]
+
+    def _prefill(self, ids: torch.Tensor, counts: torch.Tensor, rows: list[int]) -> torch.Tensor:
+        for row, tokens, count in zip(rows, ids.tolist(), counts.tolist(), strict=True):
+            self._tokens[row] = tokens[:count]
+        return self._target.states(ids)
 
     def _run(
         self, tokens: torch.Tensor, counts: torch.Tensor, aux_layers: Sequence[int] | None

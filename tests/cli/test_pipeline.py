@@ -1,0 +1,211 @@
+"""The whole pipeline on a tiny random target, through the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eyas.base.seal import seal_faults
+from eyas.pipeline.lock import hold_lock
+from tests.cli.command import eyas, eyas_process
+from tests.projects import make_project, outcome, store_content, tiny_target, weights_digest
+
+STAGE_NAMES = ["prepare", "regenerate", "extract", "train", "evaluate", "export"]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_target(tmp_path_factory.mktemp("target") / "model")
+
+
+@pytest.fixture(scope="module")
+def finished(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project that ran through in one go; tests copy it."""
+    root = make_project(tmp_path_factory.mktemp("finished") / "p", target)
+    done = eyas("run", "--project", root)
+    assert done.code == 0, done.err
+    assert "nothing to do" in done.err
+    return root
+
+
+@pytest.fixture
+def copy(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "p", symlinks=True))
+
+
+def test_everything_is_there_and_a_second_run_finds_nothing_to_do(finished: Path) -> None:
+    again = eyas("run", "--project", finished, "--json")
+    assert again.code == 0
+    assert again.json["ran"] == []
+    assert again.json["left"] == []
+    view = eyas("status", "--project", finished, "--json").json
+    assert [(s["name"], s["state"]) for s in view["stages"]] == [(name, "done") for name in STAGE_NAMES]
+    assert view["next_command"] is None
+    report = json.loads((finished / "reports" / "evaluation.json").read_text())
+    assert report["num_prompts"] >= 2
+    assert report["lossless"]["equal"] == report["num_answers"]
+    assert sum(row["num_prompts"] for row in report["domains"].values()) == report["num_prompts"]
+    export = finished / "exports" / "eagle3"
+    assert seal_faults(export) == []
+    assert "Acceptance" in (export / "README.md").read_text()
+    looked = eyas("inspect", export, "--json")
+    assert looked.code == 0
+    assert looked.json["faults"] == 0
+
+
+def test_stopping_after_each_stage_changes_nothing(finished: Path, target: Path, tmp_path: Path) -> None:
+    root = make_project(tmp_path / "p", target)
+    for name in STAGE_NAMES:
+        plan = {
+            s["stage"]: s["action"]
+            for s in eyas("run", "--dry-run", "--project", root, "--json").json["plan"]
+        }
+        assert plan[name] in ("run", "resume")
+        done = eyas(name, "--project", root)
+        assert done.code == 0, done.err
+        states = {s["name"]: s["state"] for s in eyas("status", "--project", root, "--json").json["stages"]}
+        assert states[name] == "done"
+    assert outcome(root) == outcome(finished)
+
+
+def test_terminated_in_the_middle_and_resumed(finished: Path, target: Path, tmp_path: Path) -> None:
+    root = make_project(tmp_path / "p", target)
+    stops = 0
+    for needle in ('"regenerate"', '"label": "capture"', '"label": "train"'):
+        process = eyas_process("run", "--project", root)
+        deadline = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < deadline:
+            log = root / "logs" / "latest" / "events.jsonl"
+            if log.exists() and needle in log.read_text():
+                process.send_signal(signal.SIGTERM)
+                break
+            time.sleep(0.005)
+        _, err = process.communicate(timeout=60)
+        if process.returncode != 0:
+            assert process.returncode == 143, err
+            assert "state saved" in err
+            stops += 1
+    assert stops >= 1
+    assert eyas("run", "--project", root).code == 0
+    assert outcome(root) == outcome(finished)
+
+
+def test_a_changed_recipe_is_refused_with_the_fields_and_redone_when_asked(copy: Path) -> None:
+    before = store_content(copy), weights_digest(copy)
+    refused = eyas("run", "--project", copy, "--set", "extract.aux_layers=[1,2,5]")
+    assert refused.code == 2
+    assert "aux_layers: [1, 3, 5] -> [1, 2, 5]" in refused.err
+    assert "--redo extract" in refused.err
+    refused = eyas("run", "--project", copy, "--set", "train.lr=0.5")
+    assert refused.code == 2
+    assert "train.lr: 0.001 -> 0.5" in refused.err
+    assert (store_content(copy), weights_digest(copy)) == before
+    redone = eyas(
+        "run",
+        "--project",
+        copy,
+        "--set",
+        "extract.aux_layers=[1,2,5]",
+        "--redo",
+        "extract",
+        "--redo",
+        "train",
+    )
+    assert redone.code == 0, redone.err
+    assert store_content(copy).keys() == before[0].keys()
+    assert store_content(copy) != before[0]
+    moved = [path.name for path in (copy / "set-aside").iterdir()]
+    assert any("store" in name for name in moved)
+    assert any("drafter" in name for name in moved)
+
+
+def test_changed_data_is_taken_in_and_known_captures_are_kept(copy: Path) -> None:
+    before = store_content(copy)
+    with open(copy / "prompts.jsonl", "a") as file:
+        file.write('{"turns": ["one more about a heron"], "domain": "even"}\n')
+    planned = {s["stage"]: s for s in eyas("run", "--dry-run", "--project", copy, "--json").json["plan"]}
+    assert planned["prepare"]["action"] == "redo"
+    done = eyas("run", "--project", copy, "--until", "extract", "--json")
+    assert done.code == 0
+    assert done.json["numbers"]["extract"]["captured"] == 1
+    after = store_content(copy)
+    assert {name: after[name] for name in before} == before
+    assert len(after) == len(before) + 1
+
+
+def test_status_imports_no_torch_and_finds_a_killed_run(copy: Path) -> None:
+    script = (
+        "import sys; from eyas.cli.main import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit as end: code = end.code\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'pyarrow'} & set(sys.modules)\n"
+        "print('HEAVY', sorted(heavy)); sys.exit(code)"
+    )
+    for words in (["status", "--project", str(copy)], ["--help"], ["run", "--help"]):
+        seen = subprocess.run(
+            [sys.executable, "-c", script, *words], capture_output=True, text=True, check=True
+        )
+        loaded = seen.stdout.rpartition("HEAVY")[2]
+        assert "torch" not in loaded, words
+        assert "transformers" not in loaded, words
+    log = copy / "logs" / "latest" / "events.jsonl"
+    log.write_text("\n".join(log.read_text().splitlines()[:-1]))
+    assert "did not end by itself" in eyas("status", "--project", copy).out
+
+
+def test_a_second_writer_exits_11(copy: Path) -> None:
+    with hold_lock(copy / "state", "train"):
+        blocked = eyas("run", "--project", copy)
+        assert blocked.code == 11
+        assert str(os.getpid()) in blocked.err
+        assert eyas("status", "--project", copy).code == 0
+
+
+@pytest.mark.parametrize("kind", ["cut", "flip"])
+def test_a_damaged_segment_is_set_aside_and_redone(copy: Path, finished: Path, kind: str) -> None:
+    victim = sorted((copy / "store" / "segments").glob("seg-*"))[0]
+    data = bytearray(victim.read_bytes())
+    if kind == "cut":
+        data = data[:-100]
+    else:
+        data[20] ^= 1  # in the header, which every start looks at
+    victim.write_bytes(data)
+    (copy / "drafter").rename(copy / "old-drafter")
+    done = eyas("run", "--project", copy)
+    assert done.code == 0, done.err
+    assert victim.name in done.err
+    assert store_content(copy) == store_content(finished)
+    assert weights_digest(copy) == weights_digest(finished)
+    assert any(victim.name in path.name for path in (copy / "set-aside").iterdir())
+
+
+def test_detach_logs_and_stop(target: Path, tmp_path: Path) -> None:
+    root = make_project(tmp_path / "p", target)
+    started = eyas_process("run", "--detach", "--project", root, "--json")
+    out, err = started.communicate(timeout=60)
+    assert started.returncode == 0, err
+    pid = json.loads(out)["pid"]
+    follow = eyas_process("logs", "--follow", "--project", root)
+    text, _ = follow.communicate(timeout=180)
+    assert "attempt started" in text
+    assert "attempt ended" in text
+    assert f"pid={pid}" in text
+    assert eyas("stop", "--project", root).code == 0
+    assert eyas("status", "--project", root, "--json").json["next_command"] is None
+
+
+def test_events_of_any_attempt_can_be_read(finished: Path) -> None:
+    lines = eyas("logs", "--project", finished, "--attempt", "1", "--json").out.splitlines()
+    events: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    assert events[0]["event"] == "attempt started"
+    assert [e["stage"] for e in events if e["event"] == "stage ended"] == STAGE_NAMES
+    assert eyas("logs", "--project", finished, "--attempt", "77").code == 2
