@@ -9,7 +9,7 @@ from typing import Any
 
 from eyas.base.errors import DataError
 from eyas.chat.conversation import ANSWER_ROLE, Message
-from eyas.chat.encode import ChatTokenizer, Encoder, StandIns
+from eyas.chat.encode import UNUSED, ChatTokenizer, Encoder, StandIns
 
 
 class TemplateRefused(DataError):
@@ -107,15 +107,11 @@ class TemplateView:
 
     def _without_what_follows(self, index: int, tail: str) -> str:
         marked = self._render(self._with_unused_answer(index), add_generation_prompt=False)
-        suffix = marked.rpartition(self._unused)[2]
+        suffix = marked.rpartition(UNUSED)[2]
         return tail[: len(tail) - len(suffix)] if suffix and tail.endswith(suffix) else tail
 
-    @property
-    def _unused(self) -> str:
-        return self._stand_ins.spare(self._avoid)
-
     def _with_unused_answer(self, index: int) -> list[dict[str, Any]]:
-        return [*self._messages[:index], {"role": ANSWER_ROLE, "content": self._unused}]
+        return [*self._messages[:index], {"role": ANSWER_ROLE, "content": UNUSED}]
 
     def _escaped(self, value: Any) -> Any:
         return self._encoder.escape(value, self._stand_ins, self._avoid)
