@@ -303,7 +303,7 @@ MESSAGE = st.dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.dictionaries(KEYS, JSON | st.lists(MESSAGE, max_size=3) | st.lists(st.integers(-2, 101), max_size=4))
 )

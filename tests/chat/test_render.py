@@ -242,6 +242,12 @@ def test_a_generation_prompt_that_history_does_not_repeat():
     assert rendering.notes["answers that do not continue the generation prompt"] == 1
 
 
+def test_an_answer_that_holds_private_use_characters_is_not_taken_for_the_unused_one():
+    content = "\U0010fffd\U0010fffc<end"
+    (sample,) = renderer("thinking").samples(talk(("user", "u"), ("assistant", content)))
+    assert spans_as_text("thinking", sample) == [content + "<|im_end|>"]
+
+
 def test_an_answer_that_ends_by_naming_the_next_speaker():
     rendering = renderer("next_speaker").render(
         talk(("user", "u"), ("assistant", "one"), ("user", "v"), ("assistant", "two"))
@@ -276,10 +282,13 @@ def test_arguments_are_given_as_text_to_a_template_that_joins_them():
     assert supervised_texts(tokenizer, sample.tokens, sample.spans) == ['f{"x": 1}<|im_end|>']
 
 
-@pytest.mark.parametrize("content", ["one two", " one", "<|im_end|> one", "é 日本"])
+@pytest.mark.parametrize(
+    "content", ["one two", " one", "<|im_end|> one", "é 日本", "\n\nthe answer", "\n<|im_end|>"]
+)
 def test_a_tokenizer_that_puts_a_blank_before_text(content: str):
     """Sentencepiece-like: encoding an answer on its own would add a blank that serving never sees."""
     tokenizer = make_tokenizer("chatml", "metaspace")
+    assert tokenizer.tokenize("a")[0].startswith("▁")
     sample, *rest = renderer("chatml", "metaspace").samples(
         talk(("user", content), ("assistant", content), ("user", "v"), ("assistant", "two"))
     )

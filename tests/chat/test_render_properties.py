@@ -64,13 +64,13 @@ def check(template: str, given_messages: list[tuple[str, str]]) -> None:
     assert next(answers, None) is None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(MESSAGES)
 def test_chatml(messages: list[tuple[str, str]]):
     check("chatml", messages)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(MESSAGES)
 def test_llama3(messages: list[tuple[str, str]]):
     check("llama3", messages)
@@ -82,7 +82,7 @@ def test_gemma(messages: list[tuple[str, str]]):
     check("gemma", messages)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(CONTENT, CONTENT, CONTENT), min_size=1, max_size=3))
 def test_dropped_reasoning(turns: list[tuple[str, str, str]]):
     """Every answer is trained on as serving would see it: own reasoning in, earlier reasoning out."""
@@ -112,7 +112,7 @@ def test_dropped_reasoning(turns: list[tuple[str, str, str]]):
     assert found == expected
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(MESSAGES, st.lists(st.lists(st.integers(12, 419), max_size=6), min_size=7, max_size=7), st.booleans())
 def test_emitted_ids_are_kept_and_each_follows_its_own_prompt(
     messages: list[tuple[str, str]], emitted: list[list[int]], cut: bool

@@ -399,7 +399,7 @@ RECORDS = st.lists(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(RECORDS, min_size=1, max_size=3),
     st.sampled_from([(None, None), (2, None), (None, 0.5)]),

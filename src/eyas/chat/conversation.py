@@ -88,8 +88,6 @@ class Conversation:
             if message.role == ANSWER_ROLE and any(m.role in _ASKING_ROLES for m in opening):
                 break
             opening.append(message)
-            if self.each_turn and message.role == "user":
-                break
         return _digest([[m.as_dict() for m in opening], list(self.tools)])
 
     def dialogue(self) -> DialoguePrompts | None:

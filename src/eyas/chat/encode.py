@@ -11,8 +11,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-_FIRST_STAND_IN = 0xF0000  # the private-use planes: 131,068 characters without meaning of their own
-_LAST_STAND_IN = 0x10FFFD
+_FIRST_STAND_IN = 0xF0000  # the private-use planes: characters without meaning of their own
+_LAST_STAND_IN = 0x10FFFC
+UNUSED = chr(0x10FFFD)
+"""Stands for nothing: an answer that shows where a template puts one."""
+_LEADS = ("\n", "0", ";")  # the first that does not merge with what follows it
 
 
 class ChatTokenizer(Protocol):
@@ -46,13 +49,6 @@ class StandIns:
             self.strings[chr(self._next)] = string
             self._next += 1
         return self._of_string[string]
-
-    def spare(self, avoid: str) -> str:
-        """A character that stands for nothing and occurs nowhere."""
-        code = _LAST_STAND_IN
-        while chr(code) in avoid or chr(code) in self.strings:
-            code -= 1
-        return chr(code)
 
     def restore(self, text: str) -> str:
         """``text`` with every stand-in put back."""
@@ -156,8 +152,11 @@ class Encoder:
         """Ids of ``text``, without the blank that some tokenizers put before a text's first word."""
         if self._context_free or at_start or not text:
             return self._ids(text, **options)
-        lead, whole = self._ids("\n", **options), self._ids("\n" + text, **options)
-        return whole[len(lead) :] if whole[: len(lead)] == lead else self._ids(text, **options)
+        for before in _LEADS:
+            lead, whole = self._ids(before, **options), self._ids(before + text, **options)
+            if whole[: len(lead)] == lead:
+                return whole[len(lead) :]
+        return self._ids(text, **options)
 
     def _ids(self, text: str, **options: Any) -> list[int]:
         if not text:

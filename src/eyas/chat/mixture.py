@@ -86,7 +86,7 @@ def within_shares(counts: Sequence[int], shares: Sequence[float | None]) -> list
     kept = list(counts)
     while True:
         total = sum(kept)
-        # A share of 0.1 of 30 is 3 in arithmetic, 2.9999999999999996 or 3.0000000000000004 in floats.
+        # 0.29 of 100 is 29 in arithmetic and 28.999999999999996 in floats.
         cut = [
             count if share is None else min(count, int(share * total + 1e-9))
             for count, share in zip(kept, shares, strict=True)

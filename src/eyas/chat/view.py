@@ -9,7 +9,7 @@ from typing import Any
 
 from eyas.base.errors import DataError
 from eyas.chat.conversation import ANSWER_ROLE, Message
-from eyas.chat.encode import ChatTokenizer, Encoder, StandIns
+from eyas.chat.encode import UNUSED, ChatTokenizer, Encoder, StandIns
 
 
 class TemplateRefused(DataError):
@@ -38,6 +38,7 @@ class TemplateView:
         ]
         self._tools = self._escaped(list(tools)) or None
         self._given = messages
+        self._rendered = (0, "")
 
     def encode(self, text: str) -> list[int]:
         return self._encoder.encode(text, self._stand_ins)
@@ -51,6 +52,7 @@ class TemplateView:
         notes = []
         prompt = self.prompt(index)
         full = self._render(self._messages[: index + 1], add_generation_prompt=False)
+        self._rendered = (index + 1, full)
         if not full.startswith(prompt):
             prompt = self._shared_with_answer(index, prompt, full)
             notes.append("answers that do not continue the generation prompt")
@@ -74,12 +76,11 @@ class TemplateView:
         return prompt_ids, answer, notes
 
     def left_out(self) -> list[str]:
-        """Notes on messages and tools that the template did not write."""
-        last = max(i for i, message in enumerate(self._given) if message.role == ANSWER_ROLE)
-        text = self._render(self._messages[: last + 1], add_generation_prompt=False)
+        """Notes on messages and tools that the template did not write before the last turn."""
+        num_messages, text = self._rendered
         notes = [
             f"{given.role} messages that the template left out"
-            for given, message in zip(self._given[:last], self._messages[:last], strict=True)
+            for given, message in zip(self._given[:num_messages], self._messages, strict=False)
             if given.role != ANSWER_ROLE and message["content"].strip() not in text
         ]
         names = [(tool.get("function") or tool).get("name", "") for tool in self._tools or ()]
@@ -106,15 +107,11 @@ class TemplateView:
 
     def _without_what_follows(self, index: int, tail: str) -> str:
         marked = self._render(self._with_unused_answer(index), add_generation_prompt=False)
-        suffix = marked.rpartition(self._unused)[2]
+        suffix = marked.rpartition(UNUSED)[2]
         return tail[: len(tail) - len(suffix)] if suffix and tail.endswith(suffix) else tail
 
-    @property
-    def _unused(self) -> str:
-        return self._stand_ins.spare(self._avoid)
-
     def _with_unused_answer(self, index: int) -> list[dict[str, Any]]:
-        return [*self._messages[:index], {"role": ANSWER_ROLE, "content": self._unused}]
+        return [*self._messages[:index], {"role": ANSWER_ROLE, "content": UNUSED}]
 
     def _escaped(self, value: Any) -> Any:
         return self._encoder.escape(value, self._stand_ins, self._avoid)
