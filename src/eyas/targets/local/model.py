@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import transformers
 from safetensors import SafetensorError
+from transformers.utils import logging as hf_logging
 
 from eyas.base.errors import TargetError
 from eyas.config.target_facts import TargetFacts, read_target_facts
@@ -196,6 +197,8 @@ def _load_model(model_dir: Path, device: str, dtype: torch.dtype, trust_remote_c
         common["experts_implementation"] = "eager"  # torch's grouped products of experts have no float64
     if torch.device(device).type != "cpu":
         common["device_map"] = {"": device}
+    progress = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()  # what is shown is not decided here
     try:
         config = transformers.AutoConfig.from_pretrained(
             model_dir, trust_remote_code=trust_remote_code, local_files_only=True
@@ -219,6 +222,9 @@ def _load_model(model_dir: Path, device: str, dtype: torch.dtype, trust_remote_c
             where=model_dir,
             why=(str(error).strip().splitlines() or [type(error).__name__])[0],
         ) from error
+    finally:
+        if progress:
+            hf_logging.enable_progress_bar()
 
 
 def _auto_class(config: Any) -> Any:
