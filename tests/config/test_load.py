@@ -110,6 +110,27 @@ def test_the_target_is_read_from_the_top_or_from_text_config(tmp_path: Path) -> 
         read_target_facts(tmp_path / "nowhere")
 
 
+def test_sizes_under_the_names_of_gpt2(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    config = {
+        "model_type": "gpt2",
+        "n_embd": 48,
+        "n_layer": 7,
+        "n_head": 3,
+        "vocab_size": 99,
+        "n_positions": 512,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    facts = read_target_facts(folder)
+    assert (facts.hidden_size, facts.num_layers, facts.head_dim, facts.max_position_embeddings) == (
+        48,
+        7,
+        16,
+        512,
+    )
+
+
 def test_rope_scaling_in_both_spellings(tmp_path: Path) -> None:
     yarn = {"rope_type": "yarn", "factor": 64.0, "original_max_position_embeddings": 4096}
     old = read_target_facts(target(tmp_path, rope_theta=50000.0, rope_scaling=yarn))

@@ -51,6 +51,16 @@ class TargetFacts:
         return asdict(self)
 
 
+_OTHER_NAMES = {
+    "hidden_size": ("n_embd", "d_model"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
+    "max_position_embeddings": ("n_positions", "n_ctx", "max_seq_len"),
+    "intermediate_size": ("n_inner", "ffn_dim"),
+}
+"""What some kinds of model call the same sizes."""
+
+
 def read_target_facts(model: Path) -> TargetFacts:
     """Read ``config.json`` (and ``generation_config.json``) of a model folder.
 
@@ -71,13 +81,16 @@ def read_target_facts(model: Path) -> TargetFacts:
     except (OSError, ValueError) as error:
         raise TargetError("the target's config.json cannot be read", where=path, why=str(error)) from error
     inner = outer
-    if "hidden_size" not in outer:
+    if not any(name in outer for name in ("hidden_size", *_OTHER_NAMES["hidden_size"])):
         nested = [v for v in outer.values() if isinstance(v, dict) and "hidden_size" in v]
         inner = outer.get("text_config") or (nested[0] if len(nested) == 1 else outer)
 
     def get(key: str, default: Any = None) -> Any:
-        value = inner.get(key, outer.get(key))
-        return default if value is None else value
+        for name in (key, *_OTHER_NAMES.get(key, ())):
+            value = inner.get(name, outer.get(name))
+            if value is not None:
+                return value
+        return default
 
     missing = [
         k for k in ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads") if not get(k)

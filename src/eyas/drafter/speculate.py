@@ -166,7 +166,7 @@ class _Decoding:
             output = self._session.forward(chain, None, logits="all", aux_layers=self._layers)
             choices = self._choose(output.logits)
             agreed = (choices[:, :-1] == drafts).long().cumprod(dim=1).sum(dim=1)
-            self._session.rollback(before + 1 + agreed)
+            self._session.rollback(before + 1 + agreed.to(before.device))
             unfinished = self._take(choices.tolist(), agreed.tolist(), drafts.shape[1])
             alive = torch.tensor(unfinished, dtype=torch.long, device=self._device)
             if not unfinished:
@@ -188,11 +188,13 @@ class _Decoding:
 
     def _read_prompts(self, cache: DraftCache | None) -> tuple[Tensor, Tensor | None]:
         """Read the prompts; first tokens of the answers still alive ``[B]`` and their draft logits."""
-        lengths = torch.tensor([len(prompt) for prompt in self._prompts], device=self._device)
+        lengths = torch.tensor([len(prompt) for prompt in self._prompts])
         width = int(lengths.max())
         padded = [list(prompt) + [0] * (width - len(prompt)) for prompt in self._prompts]
-        tokens = torch.tensor(padded, device=self._device)
+        tokens = torch.tensor(padded)
         output = self._session.forward(tokens, lengths, logits="last", aux_layers=self._layers)
+        self._device = output.logits.device  # a session may count on the CPU and compute elsewhere
+        tokens, lengths = tokens.to(self._device), lengths.to(self._device)
         pending = self._choose(output.logits.unsqueeze(1)).squeeze(1)
         draft_logits = None
         if cache is not None:

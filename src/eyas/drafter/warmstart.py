@@ -101,8 +101,8 @@ class RidgeFit:
             wide = wide * torch.rsqrt(wide.pow(2).mean(dim=-1, keepdim=True) + shape.rms_norm_eps)
         return wide.flatten(1)
 
-    def solve(self) -> Tensor:
-        """``[H, A T]`` weights of ``fc``.
+    def solve(self) -> tuple[Tensor, Tensor]:
+        """The fit for inputs of unit mean square, ``[H, A T]``, and the scale that gives them, ``[A T]``.
 
         Raises:
             DataError: no supervised row was added.
@@ -114,8 +114,8 @@ class RidgeFit:
         gram = self._gram / self.num_rows / scale / scale.unsqueeze(1)
         cross = self._cross / self.num_rows / scale.unsqueeze(1)
         gram.diagonal().add_(RIDGE)
-        solution = torch.cholesky_solve(cross, torch.linalg.cholesky(gram))
-        return (solution / scale.unsqueeze(1)).T
+        solution: Tensor = torch.cholesky_solve(cross, torch.linalg.cholesky(gram))
+        return solution.T, scale.reciprocal()
 
 
 def fit_fc(
@@ -135,8 +135,16 @@ def fit_fc(
         fit.add(sample)
         if fit.num_rows >= max_rows:
             break
+    weight, scale = fit.solve()
     with torch.no_grad():
-        drafter.fc.weight.copy_(fit.solve())
+        if drafter.shape.normed_feedback:
+            # The norms' weights take the scale, so that all of fc learns at one rate.
+            parts = scale.chunk(drafter.shape.num_aux)
+            for i, norm in enumerate(drafter.fc_norm):
+                norm.get_parameter("weight").copy_(parts[i])
+        else:
+            weight = weight * scale
+        drafter.fc.weight.copy_(weight)
     return fit.num_rows
 
 
