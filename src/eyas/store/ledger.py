@@ -341,6 +341,15 @@ class Ledger(LedgerHistory):
                 (utc_now_text(), boot, mount, name),
             )
 
+    def note_doubtful(self, name: str) -> None:
+        """Note that a segment was found damaged: whatever was verified before does not count."""
+        with self.transaction() as connection:
+            connection.execute(
+                "UPDATE segments SET verified_at = NULL, verified_boot = NULL, verified_mount = NULL"
+                " WHERE name = ?",
+                (name,),
+            )
+
     def unverified(self, boot: str, mount: str) -> list[str]:
         """Present segments whose hashes were not checked since this boot and mount."""
         with self.reading() as connection:

@@ -78,7 +78,9 @@ class ExtractStage:
             return StageView(self.name, "done", stored, total, unit, detail)
         return StageView(self.name, "partial" if stored else "pending", stored, total, unit, detail)
 
-    def verify(self, project: Project) -> list[str]:
-        from eyas.store.scrub import deep  # numpy is loaded only when it is needed
+    def verify(self, project: Project, deep: bool = True) -> list[str]:
+        from eyas.store import scrub  # numpy is loaded only when it is needed
 
-        return [f"{fault.path}: {fault.detail}" for fault in deep(project.layout)]
+        found = scrub.deep(project.layout) if deep else scrub.quick(project.layout)
+        root = project.layout.root
+        return [f"{fault.path.relative_to(root)}: {fault.detail}" for fault in found if fault.is_damage]
