@@ -47,6 +47,8 @@ _GROUPS = {
             ),
             "compact": ("store:compact", "Merge small segments into large ones."),
             "gc": ("store:gc", "Remove what is provably held elsewhere or was never finished."),
+            "import": ("exchange:import_", "Take in states that another tool captured."),
+            "export": ("exchange:export", "Write stored samples in a layout of other tools."),
         },
     ),
     "config": (

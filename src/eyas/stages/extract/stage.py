@@ -12,6 +12,7 @@ from eyas.config.resolve import SAFETENSORS_DTYPE
 from eyas.stages.project import Project
 from eyas.stages.protocol import StageView
 from eyas.stages.records import recorded_capture_recipe
+from eyas.store.imports import to_recheck
 from eyas.store.ledger import Ledger
 from eyas.store.recipe import StoreRecipe
 
@@ -74,7 +75,9 @@ class ExtractStage:
         known = sum(samples for samples, _ in counts.values())
         left = counts.get("pending", (0, 0))[0] + counts.get("in_flight", (0, 0))[0]
         left += counts.get("failed", (0, 0))[0]
-        if counts and known >= total and left == 0:
+        with contextlib.suppress(ValueError):
+            detail["imported_unchecked"] = len(to_recheck(layout))
+        if counts and known >= total and left == 0 and not detail.get("imported_unchecked"):
             return StageView(self.name, "done", stored, total, unit, detail)
         return StageView(self.name, "partial" if stored else "pending", stored, total, unit, detail)
 

@@ -18,15 +18,20 @@ from eyas.store.tensors import STATE_DTYPES, StoredTensor
 
 _TOKENS = ("tokens", "input_ids", "token_ids")
 _AUX = ("aux", "aux_hidden_state", "aux_hidden_states", "aux_states")
-_LAST = ("last", "last_hidden_state", "last_hidden_states", "verifier_last_hidden_states", "last_state", "target")
+_LAST = (
+    "last",
+    "last_hidden_state",
+    "last_hidden_states",
+    "verifier_last_hidden_states",
+    "last_state",
+    "target",
+)
 _EITHER = ("hidden_states", "hidden_state")
 
 FileContent = Mapping[str, FileTensor | Sequence[FileTensor]]
 """Tensors, or lists of tensors of one layer each, by name."""
 
-HOLE_BYTES = 4096
-"""A block of zeros of this size is what a filesystem leaves where data never reached the disk."""
-_BLOCK_BYTES = 1024
+_BLOCK_BYTES = 1024  # a hole that a filesystem leaves is a page of 4096 bytes: it covers such a block
 
 
 @dataclass(frozen=True)
@@ -115,7 +120,9 @@ def mask_of_spans(spans: Sequence[tuple[int, int]], length: int) -> np.ndarray[A
 
 def _states(content: FileContent, num_aux: int, hidden_size: int) -> tuple[StoredTensor, StoredTensor]:
     found = {
-        name: _slots(name, content[name], hidden_size) for name in (*_AUX, *_LAST, *_EITHER) if name in content
+        name: _slots(name, content[name], hidden_size)
+        for name in (*_AUX, *_LAST, *_EITHER)
+        if name in content
     }
     aux = [(name, tensor) for name, tensor in found.items() if name in _AUX]
     last = [(name, tensor) for name, tensor in found.items() if name in _LAST]
@@ -153,12 +160,12 @@ def _slots(name: str, found: FileTensor | Sequence[FileTensor], hidden_size: int
     if found.dtype not in STATE_DTYPES:
         raise ValueError(f"{name} is {found.dtype}, which is no dtype of states")
     array = found.array
-    if array.ndim == 4 or (array.ndim == 3 and array.shape[0] == 1 and array.shape[2] != hidden_size):
-        array = array[0] if array.shape[0] == 1 else array
-    if array.ndim == 3 and array.shape[0] == 1 and array.shape[1] != 1:
-        array = array[0]  # one sample of [T, H]
+    if array.ndim > 2 and array.shape[0] == 1:
+        array = array[0]
     if array.ndim < 2 or array.ndim > 3 or array.shape[-1] == 0 or array.shape[-1] % hidden_size:
-        raise ValueError(f"{name} has shape {list(found.array.shape)}, which width {hidden_size} does not divide")
+        raise ValueError(
+            f"{name} has shape {list(found.array.shape)}, which width {hidden_size} does not divide"
+        )
     slots = array.reshape(array.shape[0], -1, hidden_size)
     return StoredTensor(found.dtype, slots)
 
