@@ -333,6 +333,15 @@ class Ledger(LedgerHistory):
             ).fetchall()
         return [row[0] for row in rows]
 
+    def stored_counts(self) -> dict[str, int]:
+        """How many samples are stored in each segment that holds any."""
+        with self.reading() as connection:
+            return dict(
+                connection.execute(
+                    "SELECT segment, count(*) FROM samples WHERE segment IS NOT NULL GROUP BY segment"
+                ).fetchall()
+            )
+
     def note_verified(self, name: str, boot: str, mount: str) -> None:
         """Note that every hash of a segment was checked just now."""
         with self.transaction() as connection:

@@ -27,12 +27,7 @@ class SegmentUse:
 
 def segment_uses(ledger: Ledger) -> list[SegmentUse]:
     """All present segments by name; one pass over the samples."""
-    with ledger.reading() as connection:
-        used = dict(
-            connection.execute(
-                "SELECT segment, count(*) FROM samples WHERE segment IS NOT NULL GROUP BY segment"
-            ).fetchall()
-        )
+    used = ledger.stored_counts()
     return [
         SegmentUse(record.name, record.num_bytes, record.num_samples, used.get(record.name, 0))
         for record in ledger.segments()

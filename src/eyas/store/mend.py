@@ -52,7 +52,10 @@ def mend_store(
         segments = f"{len(adoption.segments)} segments with {adoption.num_samples} samples"
         done.append(f"ledger rebuilt: {segments}")
     with ledger:
-        faults = find_faults(layout, ledger, hashes=hashes, again=again, progress=progress)
+        found = find_faults(layout, ledger, hashes=hashes, again=again, progress=progress)
+        faults = [fault for fault in found if fault.path != layout.samples]
+        if len(faults) < len(found):
+            progress.say("data/samples is damaged: eyas run sets it aside and makes it anew")
         done += repair(layout, ledger, faults, progress)
         done += _mend_ledger(layout, ledger, faults)
     if any(_breaks_ledger(layout, fault) for fault in faults):

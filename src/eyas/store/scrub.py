@@ -31,7 +31,7 @@ from eyas.store.repair import (
 )
 from eyas.store.samples import iter_sample_index
 from eyas.store.segment import verify_segment
-from eyas.store.segment_header import SegmentHeader, read_header, segment_number
+from eyas.store.segment_header import SegmentHeader, read_header, read_recipe, segment_number
 
 __all__ = [
     "Adoption",
@@ -144,6 +144,7 @@ def _examine(layout: Layout, ledger: Ledger | None) -> tuple[list[Fault], dict[P
 
 def _examine_with(layout: Layout, ledger: Ledger | None) -> tuple[list[Fault], dict[Path, int]]:
     known = {} if ledger is None else {segment.name: segment for segment in ledger.segments()}
+    used = {} if ledger is None else ledger.stored_counts()
     recipe_hash, faults = _store_recipe(layout, bool(known))
     whole: dict[Path, int] = {}
     paths = sorted(layout.segments.iterdir()) if layout.segments.is_dir() else []
@@ -155,7 +156,11 @@ def _examine_with(layout: Layout, ledger: Ledger | None) -> tuple[list[Fault], d
             faults.append(Fault(path, "foreign", "not a file that eyas writes here"))
         else:
             present.add(path.name)
-            found, header = _examine_segment(path, known.get(path.name), ledger, recipe_hash)
+            record = known.get(path.name)
+            if record is not None and _agrees(path, record, used.get(path.name, 0), recipe_hash):
+                whole[path] = record.num_bytes
+                continue
+            found, header = _examine_segment(path, record, ledger, recipe_hash)
             faults += found
             if header is not None:
                 whole[path] = header.num_bytes
@@ -163,6 +168,18 @@ def _examine_with(layout: Layout, ledger: Ledger | None) -> tuple[list[Fault], d
         ids = () if ledger is None else tuple(ledger.samples_of(name))
         faults.append(Fault(layout.segments / name, "missing", "in the ledger, not in the folder", ids))
     return faults, whole
+
+
+def _agrees(path: Path, record: SegmentRecord, num_used: int, recipe_hash: str | None) -> bool:
+    """Whether header, name, length, recipe and number of samples are the committed ones.
+
+    The samples of a commit are noted in its one transaction: where all of them are still there, they are
+    the ones in the header. That spares a resume from taking a million headers apart.
+    """
+    if num_used != record.num_samples:
+        return False
+    recipe = read_recipe(path, record.num_bytes)
+    return recipe is not None and recipe == record.recipe and recipe_hash in (None, recipe)
 
 
 def _store_recipe(layout: Layout, has_segments: bool) -> tuple[str | None, list[Fault]]:
