@@ -32,10 +32,32 @@ _VERBS = {
     "train": ("stage:train", "Train the drafter from the store.", STAGE),
     "evaluate": ("stage:evaluate", "Measure acceptance length and speed on held-out prompts.", STAGE),
     "export": ("stage:export", "Write the checkpoint that engines load.", STAGE),
+    "verify": ("verify:verify", "Find damage: every file against what was written.", EXPERT),
     "inspect": ("inspect:inspect", "Say what an export or checkpoint is and what is wrong with it.", EXPERT),
 }
 
-VERB_NAMES = (*_VERBS, "config show")
+_GROUPS = {
+    "store": (
+        "Look after the store: list, mend, merge, clear away.",
+        {
+            "ls": ("store:ls", "List segments and when each was last hashed."),
+            "repair": (
+                "store:repair",
+                "Set damaged segments aside, adopt whole ones, mend the ledger.",
+            ),
+            "compact": ("store:compact", "Merge small segments into large ones."),
+            "gc": ("store:gc", "Remove what is provably held elsewhere or was never finished."),
+            "import": ("exchange:import_", "Take in states that another tool captured."),
+            "export": ("exchange:export", "Write stored samples in a layout of other tools."),
+        },
+    ),
+    "config": (
+        "Show the configuration and what follows from it.",
+        {"show": ("config:show", "Every value in force, with its reason.")},
+    ),
+}
+
+VERB_NAMES = (*_VERBS, *(f"{group} {name}" for group, (_, verbs) in _GROUPS.items() for name in verbs))
 """Everything that can be called, as it is typed."""
 
 
@@ -51,9 +73,11 @@ def build_app() -> App:
     )
     for order, (name, (place, summary, group)) in enumerate(_VERBS.items()):
         app.command(f"eyas.cli.verbs.{place}", name=name, help=summary, group=group, sort_key=order)
-    config = App(name="config", help="Show the configuration and what follows from it.", group=EXPERT)
-    config.command("eyas.cli.verbs.config:show", name="show", help="Every value in force, with its reason.")
-    app.command(config)
+    for group_name, (summary, verbs) in _GROUPS.items():
+        inner = App(name=group_name, help=summary, group=EXPERT)
+        for order, (name, (place, text)) in enumerate(verbs.items()):
+            inner.command(f"eyas.cli.verbs.{place}", name=name, help=text, sort_key=order)
+        app.command(inner)
     return app
 
 
@@ -84,7 +108,11 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _verb(words: list[str]) -> str:
-    return f"{words[0]} " if words and words[0] in _VERBS else ""
+    if words and words[0] in _VERBS:
+        return f"{words[0]} "
+    if len(words) > 1 and words[0] in _GROUPS and words[1] in _GROUPS[words[0]][1]:
+        return f"{words[0]} {words[1]} "
+    return ""
 
 
 def _unexpected(error: Exception, words: list[str]) -> EyasError:

@@ -80,8 +80,12 @@ class Stage(Protocol):
         """Where the stage stands, from the folder; changes nothing, imports no torch."""
         ...
 
-    def verify(self, project: Project) -> list[str]:
-        """Faults of the outputs after hashing them; empty when all is whole."""
+    def verify(self, project: Project, deep: bool = True) -> list[str]:
+        """Faults of the outputs, each as ``place: what is wrong``; empty when all is whole.
+
+        Args:
+            deep: hash everything; otherwise only names, sizes and headers are looked at.
+        """
         ...
 
 

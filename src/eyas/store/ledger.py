@@ -333,12 +333,30 @@ class Ledger(LedgerHistory):
             ).fetchall()
         return [row[0] for row in rows]
 
+    def stored_counts(self) -> dict[str, int]:
+        """How many samples are stored in each segment that holds any."""
+        with self.reading() as connection:
+            return dict(
+                connection.execute(
+                    "SELECT segment, count(*) FROM samples WHERE segment IS NOT NULL GROUP BY segment"
+                ).fetchall()
+            )
+
     def note_verified(self, name: str, boot: str, mount: str) -> None:
         """Note that every hash of a segment was checked just now."""
         with self.transaction() as connection:
             connection.execute(
                 "UPDATE segments SET verified_at = ?, verified_boot = ?, verified_mount = ? WHERE name = ?",
                 (utc_now_text(), boot, mount, name),
+            )
+
+    def note_doubtful(self, name: str) -> None:
+        """Note that a segment was found damaged: whatever was verified before does not count."""
+        with self.transaction() as connection:
+            connection.execute(
+                "UPDATE segments SET verified_at = NULL, verified_boot = NULL, verified_mount = NULL"
+                " WHERE name = ?",
+                (name,),
             )
 
     def unverified(self, boot: str, mount: str) -> list[str]:

@@ -27,6 +27,8 @@ DATA_ALIGNMENT = 64
 _MAX_HEADER_BYTES = 100_000_000  # what readers of safetensors accept
 _BLANK = b"0" * 32
 _OPENING = b'{"__metadata__":{"header_checksum":"'
+_FIRST_READ_BYTES = 64 << 10
+_KNOWN_FORMAT = f'","format":"{SEGMENT_FORMAT}","version":"{SEGMENT_VERSION}","recipe":"'.encode()
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,40 @@ def encode_header(tensors: Mapping[str, TensorEntry], ids: Sequence[str], recipe
     checksum = xxhash.xxh3_128_hexdigest(blank)
     digits = 8 + len(_OPENING)
     return blank[:digits] + checksum.encode() + blank[digits + 32 :], checksum
+
+
+def read_recipe(path: Path, num_bytes: int) -> str | None:
+    """The recipe in a segment's header, where the header is whole and fits the file's name and length.
+
+    Takes no tensor apart, so it costs one read and one hash; None means: ask `read_header` what is wrong.
+
+    Args:
+        num_bytes: how long the file must be.
+    """
+    digits = 8 + len(_OPENING)
+    try:
+        with open(path, "rb", buffering=0) as file:
+            if os.fstat(file.fileno()).st_size != num_bytes:
+                return None
+            header = file.read(_FIRST_READ_BYTES)
+            length = 8 + int.from_bytes(header[:8], "little")
+            if length > min(num_bytes, _MAX_HEADER_BYTES):
+                return None
+            while len(header) < length and (more := file.read(length - len(header))):
+                header += more
+    except OSError:
+        return None
+    header = header[:length]
+    hashed = xxhash.xxh3_128(header[:digits])
+    hashed.update(_BLANK)
+    hashed.update(memoryview(header)[digits + 32 :])
+    checksum = hashed.hexdigest()
+    if header[8 : digits + 32] != _OPENING + checksum.encode():
+        return None
+    known = header[digits + 32 :].startswith(_KNOWN_FORMAT)
+    if not known or path.name != segment_name(segment_number(path.name) or 0, checksum):
+        return None
+    return header[digits + 32 + len(_KNOWN_FORMAT) :].partition(b'"')[0].decode("ascii", "replace")
 
 
 def read_header(path: Path) -> SegmentHeader:

@@ -73,12 +73,12 @@ class EvaluateStage:
         state: StageState = "stale" if differences else "done"
         return StageView(self.name, state, count, count, unit, detail, differences)
 
-    def verify(self, project: Project) -> list[str]:
+    def verify(self, project: Project, deep: bool = True) -> list[str]:
         path = project.layout.evaluation
         if not path.exists():
             return []
         try:
             read_json(path)
         except (OSError, ValueError) as error:
-            return [f"{path.name}: {error}"]
+            return [f"reports/{path.name}: {error}"]
         return []

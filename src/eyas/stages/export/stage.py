@@ -58,8 +58,11 @@ class ExportStage:
         state: StageState = "stale" if differences else "done"
         return StageView(self.name, state, 1, 1, "exports", detail, differences)
 
-    def verify(self, project: Project) -> list[str]:
-        folder = self.folder(project)
-        if not is_sealed(folder):
-            return []
-        return [f"{folder.name}/{fault}" for fault in seal_faults(folder)]
+    def verify(self, project: Project, deep: bool = True) -> list[str]:
+        exports = project.layout.exports
+        return [
+            f"exports/{folder.name}/{fault}"
+            for folder in (sorted(exports.iterdir()) if exports.is_dir() else [])
+            if is_sealed(folder)
+            for fault in seal_faults(folder, deep=deep)
+        ]

@@ -12,6 +12,7 @@ from eyas.config.resolve import SAFETENSORS_DTYPE
 from eyas.stages.project import Project
 from eyas.stages.protocol import StageView
 from eyas.stages.records import recorded_capture_recipe
+from eyas.store.imports import to_recheck
 from eyas.store.ledger import Ledger
 from eyas.store.recipe import StoreRecipe
 
@@ -74,11 +75,15 @@ class ExtractStage:
         known = sum(samples for samples, _ in counts.values())
         left = counts.get("pending", (0, 0))[0] + counts.get("in_flight", (0, 0))[0]
         left += counts.get("failed", (0, 0))[0]
-        if counts and known >= total and left == 0:
+        with contextlib.suppress(ValueError):
+            detail["imported_unchecked"] = len(to_recheck(layout))
+        if counts and known >= total and left == 0 and not detail.get("imported_unchecked"):
             return StageView(self.name, "done", stored, total, unit, detail)
         return StageView(self.name, "partial" if stored else "pending", stored, total, unit, detail)
 
-    def verify(self, project: Project) -> list[str]:
-        from eyas.store.scrub import deep  # numpy is loaded only when it is needed
+    def verify(self, project: Project, deep: bool = True) -> list[str]:
+        from eyas.store import scrub  # numpy is loaded only when it is needed
 
-        return [f"{fault.path}: {fault.detail}" for fault in deep(project.layout)]
+        found = scrub.deep(project.layout) if deep else scrub.quick(project.layout)
+        root = project.layout.root
+        return [f"{fault.path.relative_to(root)}: {fault.detail}" for fault in found if fault.is_damage]

@@ -25,6 +25,7 @@ from eyas.stages.local_target import load_target, target_arithmetic
 from eyas.stages.project import Project
 from eyas.stages.protocol import RunContext
 from eyas.stages.records import recorded_capture_recipe
+from eyas.store.imports import note_rechecked, to_recheck
 from eyas.store.ledger import Ledger
 from eyas.store.reader import StoreReader
 from eyas.store.recipe import StoreRecipe, require_store_recipe
@@ -74,11 +75,14 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
     before = ledger.counts()["stored"]
     started = time.monotonic()
     todo = set(ledger.pending())
-    if todo:
-        _warn_of_room(project, items, todo, context)
+    imported = [sample for sample in to_recheck(layout) if ledger.state_of(sample) == "stored"]
+    if todo or imported:
         target = load_target(project, device, dtype, context.progress)
-        _recheck(project, context, target, recipe)
-        num_bytes = _capture_all(project, context, recipe, target, items)
+        _recheck(project, context, target, recipe, imported)
+        num_bytes = 0
+        if todo:
+            _warn_of_room(project, items, todo, context)
+            num_bytes = _capture_all(project, context, recipe, target, items)
         del target
         gc.collect()
     else:
@@ -112,13 +116,22 @@ def _mend(layout: Layout, ledger: Ledger, context: RunContext) -> None:
         context.progress.say(line)
 
 
-def _recheck(project: Project, context: RunContext, target: LocalTarget, recipe: StoreRecipe) -> None:
-    """Continuity: some stored samples have to come out the same before more are added."""
+def _recheck(
+    project: Project,
+    context: RunContext,
+    target: LocalTarget,
+    recipe: StoreRecipe,
+    imported: Sequence[str],
+) -> None:
+    """Continuity: some stored samples, and imported ones, have to come out the same before more are added."""
     reader = StoreReader(project.layout.segments, context.ledger)
     ids = chosen_samples(reader.ids(), project.config.extract.recheck, context.attempt)
+    ids += [sample for sample in imported if sample in reader and sample not in ids]
     if ids:
         error = check_continuity(target, reader, recipe, ids)
         context.progress.say(f"{len(ids)} stored samples come out the same (largest error {error:.1g})")
+    if imported:
+        note_rechecked(project.layout, imported)
 
 
 def _room(project: Project, context: RunContext) -> Room:

@@ -81,10 +81,10 @@ class PrepareStage:
             self.name, "stale" if differences else "done", done, done, unit, differences=differences
         )
 
-    def verify(self, project: Project) -> list[str]:
+    def verify(self, project: Project, deep: bool = True) -> list[str]:
         return [
-            f"{folder.name}/{fault}"
+            f"data/{folder.name}/{fault}"
             for folder in self.writes(project)
             if is_sealed(folder)
-            for fault in seal_faults(folder)
+            for fault in seal_faults(folder, deep=deep)
         ]

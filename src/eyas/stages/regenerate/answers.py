@@ -15,6 +15,8 @@ from pathlib import Path
 from eyas.base.errors import DamageFound
 from eyas.base.files import write_atomic
 
+_LAST_LINE_BYTES = 4096
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -76,6 +78,29 @@ def read_part(path: Path) -> list[Answer]:
             hint="eyas run sets it aside and answers its prompts again",
         ) from error
     return answers
+
+
+def part_fault(path: Path, *, deep: bool = True) -> str | None:
+    """What is wrong with a part; None when it is whole.
+
+    Args:
+        deep: check every byte; otherwise that it ends as a finished part does, with as many answers as
+            its name says.
+    """
+    if deep:
+        try:
+            read_part(path)
+        except DamageFound as error:
+            return error.why or error.what
+        return None
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, path.stat().st_size - _LAST_LINE_BYTES))
+            end = json.loads(file.read().rstrip(b"\n").rpartition(b"\n")[2])
+        named = int(path.name.split("-n")[1][:6])
+        return None if end["answers"] == named else f"{end['answers']} answers, its name says {named}"
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        return f"it does not end as a finished part does: {error}"
 
 
 def part_files(folder: Path) -> list[Path]:

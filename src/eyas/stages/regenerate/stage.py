@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from eyas.base.errors import DamageFound
 from eyas.base.files import read_json
 from eyas.base.hashing import recipe_differences
 from eyas.base.seal import is_sealed, read_seal, seal_faults
 from eyas.stages.project import Project
 from eyas.stages.protocol import StageView
-from eyas.stages.regenerate.answers import count_answers, read_answers
+from eyas.stages.regenerate.answers import count_answers, part_fault, part_files
 
 ANSWERS_RECIPE = "recipe.json"
 
@@ -79,14 +78,13 @@ class RegenerateStage:
                 return StageView(self.name, "done", total, total, unit)
         return StageView(self.name, "partial" if done else "pending", min(done, total), total, unit)
 
-    def verify(self, project: Project) -> list[str]:
+    def verify(self, project: Project, deep: bool = True) -> list[str]:
         if not project.config.regenerate.enabled:
             return []
-        faults = [
-            f"{path.name}: {result.why}"
-            for path, result in read_answers(project.layout.answers)
-            if isinstance(result, DamageFound)
-        ]
+        faults = []
+        for path in part_files(project.layout.answers):
+            why = part_fault(path, deep=deep)
+            faults += [f"data/answers/{path.name}: {why}"] if why else []
         if is_sealed(project.layout.samples):
-            faults += [f"samples/{fault}" for fault in seal_faults(project.layout.samples)]
+            faults += [f"data/samples/{fault}" for fault in seal_faults(project.layout.samples, deep=deep)]
         return faults

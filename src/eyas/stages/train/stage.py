@@ -80,8 +80,12 @@ class TrainStage:
         done: StageState = "done" if step >= total else "partial"
         return StageView(self.name, done, step, total, unit, detail)
 
-    def verify(self, project: Project) -> list[str]:
+    def verify(self, project: Project, deep: bool = True) -> list[str]:
         folders = checkpoint_folders(project.layout.checkpoints)
         if is_sealed(project.layout.vocabulary):
             folders.append(project.layout.vocabulary)
-        return [f"{folder.name}/{fault}" for folder in folders for fault in seal_faults(folder)]
+        return [
+            f"{folder.relative_to(project.layout.root)}/{fault}"
+            for folder in folders
+            for fault in seal_faults(folder, deep=deep)
+        ]

@@ -1,0 +1,1 @@
+"""Older layouts of captured states: one file a sample, named by number or by id."""

@@ -1,0 +1,164 @@
+"""Older layouts end to end: out and in again with the same bits, and nothing unfit gets in."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from eyas.base.layout import Layout
+from eyas.pipeline.order import STAGES
+from eyas.stages.exchange.pickles import CodeRefused, read_pickle, write_pickle
+from eyas.store.imports import read_imports, to_recheck
+from eyas.store.layouts.tensor_file import FileTensor
+from tests.cli.command import eyas
+from tests.faults.forked import run_here
+from tests.projects import make_project, store_content, tiny_target
+
+UNTIL_EXTRACT = STAGES[:3]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project whose samples are captured."""
+    target = tiny_target(tmp_path_factory.mktemp("target") / "model")
+    root = make_project(tmp_path_factory.mktemp("source") / "p", target, count=5)
+    assert run_here(root, UNTIL_EXTRACT) == 0
+    return root
+
+
+def emptied(source: Path, root: Path) -> Path:
+    """The same project before its first capture."""
+    shutil.copytree(source, root, symlinks=True)
+    shutil.rmtree(root / "store")
+    for path in (root / "state").glob("ledger.db*"):
+        path.unlink()
+    return root
+
+
+def exported(source: Path, folder: Path, layout: str, *words: str) -> Path:
+    done = eyas("store", "export", folder, "--layout", layout, "--project", source, *words)
+    assert done.code == 0, done.err
+    return folder
+
+
+@pytest.mark.parametrize("layout", ["rows", "speculators", "safetensors"])
+def test_round_trip(source: Path, tmp_path: Path, layout: str) -> None:
+    post = ("--last", "post_norm")
+    folder = exported(source, tmp_path / "out", layout, *post)
+    content = store_content(source)
+    assert len([p for p in folder.rglob("*") if p.is_file()]) == len(content) + 1
+    root = emptied(source, tmp_path / "p")
+    words = ("store", "import", folder, "--layout", layout, *post, "--project", root, "--json")
+    dry = eyas(*words, "--dry-run")
+    assert dry.json["fit"] == len(content)
+    assert not (root / "store").exists()
+    done = eyas(*words)
+    assert done.code == 0, done.out
+    assert (done.json["stored"], done.json["left_alone"]) == (len(content), [])
+    assert store_content(root) == content
+    again = eyas(*words)
+    assert (again.json["stored"], again.json["known"]) == (0, len(content))
+    assert eyas("verify", "--deep", "--project", root).code == 0
+    assert len(to_recheck(Layout(root))) == min(16, len(content))
+    assert run_here(root, UNTIL_EXTRACT) == 0, (root / "last-error.txt").read_text()
+    assert to_recheck(Layout(root)) == []
+    assert read_imports(Layout(root))[0]["rechecked_at"]
+    assert store_content(root) == content
+
+
+def test_states_from_before_the_norm(source: Path, tmp_path: Path) -> None:
+    folder = exported(source, tmp_path / "out", "speculators")
+    root = emptied(source, tmp_path / "p")
+    done = eyas("store", "import", folder, "--project", root, "--json")
+    assert done.json["stored"] == len(store_content(source))
+    assert run_here(root, UNTIL_EXTRACT) == 0, (root / "last-error.txt").read_text()
+
+
+def test_an_import_of_other_states_does_not_pass_the_recheck(source: Path, tmp_path: Path) -> None:
+    folder = exported(source, tmp_path / "out", "rows")
+    for path in folder.rglob("*.ckpt"):
+        content = torch.load(path, weights_only=True)
+        content["aux_hidden_state"] = content["aux_hidden_state"].roll(1, dims=1)
+        torch.save(content, path)
+    root = emptied(source, tmp_path / "p")
+    assert eyas("store", "import", folder, "--project", root).code == 0
+    assert run_here(root, UNTIL_EXTRACT) == 2
+    assert "cannot be captured again" in (root / "last-error.txt").read_text()
+    assert to_recheck(Layout(root)) != []
+
+
+class RunsCode:
+    """Makes a file when it is unpickled without care."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (os.system, (f"touch {self.mark}",))
+
+
+def test_what_is_unfit_is_named_and_left_alone(source: Path, tmp_path: Path) -> None:
+    folder = exported(source, tmp_path / "out", "rows")
+    paths = sorted(folder.rglob("*.ckpt"))
+    assert len(paths) >= 5
+    before = torch.load(paths[0], weights_only=True)
+    torch.save({**before, "more": RunsCode(tmp_path / "ran")}, paths[0])
+    paths[1].write_bytes(paths[1].read_bytes()[:-100])
+    flipped = bytearray(paths[2].read_bytes())
+    flipped[len(flipped) // 2] ^= 1
+    paths[2].write_bytes(flipped)
+    other = torch.load(paths[3], weights_only=True)
+    other["input_ids"][0] += 1
+    torch.save(other, paths[3])
+    poisoned = torch.load(paths[4], weights_only=True)
+    poisoned["aux_hidden_state"][0, 1, 3] = float("nan")
+    torch.save(poisoned, paths[4])
+    bytes_before = [path.read_bytes() for path in paths]
+    root = emptied(source, tmp_path / "p")
+    done = eyas("store", "import", folder, "--project", root, "--json")
+    assert done.code == 14
+    left = {Path(entry["path"]): (entry["kind"], entry["why"]) for entry in done.json["left_alone"]}
+    kinds = [left[path][0] for path in paths[:5]]
+    assert kinds == ["refused", "damaged", "damaged", "unmatched", "damaged"]
+    assert "system" in left[paths[0]][1]
+    assert "not finite" in left[paths[4]][1]
+    assert not (tmp_path / "ran").exists()
+    assert done.json["stored"] == len(paths) - 5
+    assert [path.read_bytes() for path in paths] == bytes_before
+
+
+def test_without_samples_spans_come_from_the_mask(source: Path, tmp_path: Path) -> None:
+    folder = exported(source, tmp_path / "out", "rows")
+    root = emptied(source, tmp_path / "p")
+    shutil.rmtree(root / "data" / "samples")
+    done = eyas("store", "import", folder, "--project", root, "--json")
+    assert done.json["stored"] == len(store_content(source))
+
+
+def test_another_recipe_is_refused(source: Path, tmp_path: Path) -> None:
+    folder = exported(source, tmp_path / "out", "rows")
+    root = emptied(source, tmp_path / "p")
+    assert eyas("store", "import", folder, "--project", root).code == 0
+    done = eyas("store", "import", folder, "--fingerprint", "other", "--project", root)
+    assert done.code == 2
+    assert "target_fingerprint" in done.err
+
+
+def test_pickles_of_both_forms(tmp_path: Path) -> None:
+    states = FileTensor("BF16", np.arange(12, dtype="<u2").reshape(3, 4))
+    write_pickle(tmp_path / "a.pt", {"x": states, "layers": [states, states]})
+    found = read_pickle(tmp_path / "a.pt")
+    assert isinstance(found["x"], FileTensor)
+    assert found["x"].dtype == "BF16"
+    np.testing.assert_array_equal(found["x"].array, states.array)
+    assert len(found["layers"]) == 2  # type: ignore[arg-type]
+    torch.save({"x": torch.ones(2)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    assert list(read_pickle(tmp_path / "old.pt")) == ["x"]
+    torch.save({"x": RunsCode(tmp_path / "ran")}, tmp_path / "bad.pt", _use_new_zipfile_serialization=False)
+    with pytest.raises(CodeRefused):
+        read_pickle(tmp_path / "bad.pt")
