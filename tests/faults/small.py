@@ -42,12 +42,6 @@ def small_project(root: Path, model: Path, *, count: int = 5) -> Path:
     return root
 
 
-def error_of(root: Path) -> str:
-    """What the last run of a project ended with."""
-    path = root / "last-error.txt"
-    return path.read_text() if path.exists() else ""
-
-
 def command(*words: str | Path) -> None:
     """Run a system command. Raises subprocess.CalledProcessError."""
     subprocess.run([str(word) for word in words], check=True, capture_output=True, timeout=120)

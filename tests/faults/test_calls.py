@@ -17,8 +17,8 @@ import pytest
 
 from eyas.base.errors import DamageFound, DiskFull, StorageFailed
 from tests.faults.failing import KINDS, SQLITE_KINDS, fail_call, fail_statement, fired
-from tests.faults.forked import run_child, run_here
-from tests.faults.small import LONG, SEED, error_of, small_project
+from tests.faults.forked import error_of, run_child, run_here
+from tests.faults.small import LONG, SEED, small_project
 from tests.projects import outcome
 
 Plan = Callable[[int, str, Path], Callable[[], None]]

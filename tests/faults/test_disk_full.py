@@ -13,8 +13,8 @@ from eyas.base.errors import DiskFull, StorageFailed
 from eyas.base.layout import Layout
 from eyas.pipeline.attempt import attempt_folders, read_events
 from eyas.store.ledger import Commit, Ledger
-from tests.faults.forked import run_child, run_here
-from tests.faults.small import LONG, command, error_of, mounted, remount, small_project, tmpfs
+from tests.faults.forked import error_of, run_child, run_here
+from tests.faults.small import LONG, command, mounted, remount, small_project, tmpfs
 from tests.projects import outcome, store_content
 
 STOP = ("disk.when_full=stop",)
@@ -94,25 +94,8 @@ def test_a_read_only_filesystem_is_named(model: Path, expected: dict[str, Any], 
         root = small_project(disk / "p", model)
         assert run_child(root, kill_after_seconds=1.0) in (0, -9)
         remount(disk, "ro")
-        report = place / "report"
-        child = os.fork()
-        if child == 0:
-            code = 70
-            try:
-                from eyas.base.errors import EyasError
-                from eyas.base.progress import SilentProgress
-                from eyas.pipeline.run import run
-                from eyas.stages.project import Project
-
-                try:
-                    run(Project.open(root), verb="run", progress=lambda stage: SilentProgress())
-                except EyasError as error:
-                    report.write_text(str(error))
-                    code = error.exit_code
-            finally:
-                os._exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == StorageFailed.exit_code
-        assert "the filesystem is read-only" in report.read_text()
+        assert run_child(root) == StorageFailed.exit_code, error_of(root)
+        assert "the filesystem is read-only" in error_of(root)
         remount(disk, "rw")
         assert run_child(root) == 0, error_of(root)
         assert outcome(root) == expected

@@ -13,8 +13,8 @@ from typing import Any
 from eyas.base.layout import Layout
 from eyas.store import scrub
 from eyas.store.ledger import Ledger
-from tests.faults.forked import run_child, run_here
-from tests.faults.small import LONG, SEED, command, error_of, mounted, small_project
+from tests.faults.forked import error_of, run_child, run_here
+from tests.faults.small import LONG, SEED, command, mounted, small_project
 from tests.faults.test_disk_full import acknowledged, acknowledging
 from tests.projects import outcome
 
@@ -50,6 +50,7 @@ def test_what_was_acknowledged_survives(model: Path, expected: dict[str, Any], p
     with mounted(place / "disk", "-o", "loop", image) as disk:
         while cuts < NUM_CUTS:
             root = small_project(disk / f"p{cuts}", model)
+            command("sync", "-f", root)  # what a person gave is on the disk
             # the longer lives reach the later stages
             copy, told = cut(root, image, place, cuts, rng.uniform(0.2, 6.0))
             with mounted(place / f"copy{cuts}", "-o", "loop", copy) as mount:
