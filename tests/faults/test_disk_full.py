@@ -111,6 +111,7 @@ def test_the_incident(model: Path, expected: dict[str, Any], place: Path) -> Non
             command("mkfs.ext4", "-q", "-F", "-J", "size=4", "-E", "lazy_itable_init=0", image)
             with mounted(place / f"disk{kib}", "-o", "loop", image) as disk:
                 root = small_project(disk / "p", model)
+                command("sync", "-f", root)  # what a person gave is on the disk
                 used = sum(path.stat().st_blocks * 512 for path in below.iterdir()) >> 10
                 remount(below, f"size={used + kib}k")
                 code = run_child(root, prepare=acknowledging(acks), overrides=STOP)
@@ -129,9 +130,7 @@ def test_the_incident(model: Path, expected: dict[str, Any], place: Path) -> Non
                 assert told <= content.keys()
                 assert outcome(root) == expected, f"{kib} KiB, exit code {code}"
                 with Ledger.open_read_only(Layout(root).ledger) as ledger:
-                    lost = [event for event in ledger.events(kind="segment_set_aside")]
-                print(
-                    f"{kib} KiB: exit code {code}, {len(told)} samples acknowledged, {len(lost)} segments lost"
-                )
+                    lost = ledger.events(kind="segment_set_aside")
+                print(f"{kib} KiB: exit code {code}, {len(told)} acknowledged, {len(lost)} segments lost")
                 assert not lost, lost
     assert failures >= 1
