@@ -13,7 +13,9 @@ CHECK_KEY = "check"
 def with_check(value: dict[str, Any]) -> dict[str, Any]:
     """``value`` with the digest of everything else in it. Raises TypeError for what JSON cannot hold."""
     content = {key: entry for key, entry in value.items() if key != CHECK_KEY}
-    content = dict(json.loads(json.dumps(content)))  # as it will be read back: tuples are lists, keys are text
+    content = dict(
+        json.loads(json.dumps(content))
+    )  # as it will be read back: tuples are lists, keys are text
     return content | {CHECK_KEY: recipe_hash(content)}
 
 
