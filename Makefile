@@ -10,11 +10,12 @@ export TOKENIZERS_PARALLELISM := false
 # a spinning OpenMP thread costs more than a sleeping one as soon as anything else runs
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: help venv demo test lint bench docs
+.PHONY: help venv demo test faults lint bench docs
 
 help:
 	@echo "make demo   train and evaluate a drafter for SmolLM2-135M in demo/"
 	@echo "make test   lint, types, floors and the everyday tests"
+	@echo "make faults the long form of the fault suite (hours; root, for its mounts)"
 	@echo "make lint   ruff, mypy, import-linter"
 	@echo "make bench  list the benchmarks (run one with NAME=extract)"
 	@echo "make docs   write docs/reference.md from the code"
@@ -40,6 +41,9 @@ lint: venv
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+faults: venv
+	EYAS_LONG_FAULTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults tests/store -s
 
 docs: venv
 	$(BIN)/python docs/generate.py

@@ -6,8 +6,10 @@ at the n-th call of a system function.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -25,6 +27,22 @@ from eyas.stages.protocol import Stage
 KILLED = -signal.SIGKILL
 
 
+ERRORS = Path(tempfile.mkdtemp(prefix="eyas-errors-"))
+"""Errors of children by project: a project's own disk may be the thing that fails."""
+
+
+def error_of(root: Path) -> str:
+    """What the last run of a project that failed ended with."""
+    path = ERRORS / root.as_posix().replace("/", "-")
+    return path.read_text() if path.exists() else ""
+
+
+def _keep_error(root: Path, text: str) -> None:
+    (ERRORS / root.as_posix().replace("/", "-")).write_text(text)
+    with contextlib.suppress(OSError):
+        (root / "last-error.txt").write_text(text)
+
+
 def run_here(root: Path, stages: Sequence[Stage] = STAGES, overrides: Sequence[str] = ()) -> int:
     """Run a project in this process; returns the exit code."""
     torch.set_num_threads(1)
@@ -36,10 +54,10 @@ def run_here(root: Path, stages: Sequence[Stage] = STAGES, overrides: Sequence[s
             stages=stages,
         )
     except EyasError as error:
-        (root / "last-error.txt").write_text(str(error))
+        _keep_error(root, str(error))
         return error.exit_code
     except Exception:
-        (root / "last-error.txt").write_text(traceback.format_exc())
+        _keep_error(root, traceback.format_exc())
         return 1
     return 0
 

@@ -16,6 +16,8 @@ EyasError                      exit  1
 ├── DamageFound                exit 14   a file is not what was written
 │   ├── SealBroken
 │   └── SegmentDamaged
+├── StorageFailed              exit 14   the disk does not read or write
+├── StoreNotMounted            exit 14   the store's disk is not where it was
 ├── GateFailed                 exit 15
 ├── CaptureInvalid             exit  1   states that must not be stored
 ├── TrainingDiverged           exit  1   too many steps without a finite loss
@@ -158,6 +160,18 @@ class SealBroken(DamageFound):
 
 class SegmentDamaged(DamageFound):
     """A segment of the store cannot be read or fails its checksums."""
+
+
+class StorageFailed(EyasError):
+    """The system refuses to read or write: an error of the disk, or a filesystem turned read-only."""
+
+    exit_code = 14
+
+
+class StoreNotMounted(EyasError):
+    """The store is empty and lies on another disk than before: its own is not mounted."""
+
+    exit_code = 14
 
 
 class GateFailed(EyasError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -114,6 +114,22 @@ def set_aside(path: Path, set_aside_folder: Path, reason: str) -> Path:
     if path.parent.exists():
         fsync_folder(path.parent)
     return place
+
+
+def sweep_temporaries(folders: Iterable[Path]) -> int:
+    """Remove what killed writers left unfinished in these folders; returns how many.
+
+    The caller holds the project lock, so nobody else is writing there.
+    """
+    num_removed = 0
+    for folder in folders:
+        for path in folder.glob(f".*{TEMPORARY_SUFFIX}"):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+            num_removed += 1
+    return num_removed
 
 
 def tree_bytes(folder: Path) -> int:

@@ -99,5 +99,13 @@ class Layout:
         return self.root / "logs"
 
     @property
+    def written(self) -> tuple[Path, ...]:
+        """Folders in which a killed run may have left something unfinished."""
+        return (
+            self.root, self.state, self.data, self.answers, self.store, self.drafter, self.checkpoints,
+            self.exports, self.reports, self.logs, self.set_aside,
+        )  # fmt: skip
+
+    @property
     def set_aside(self) -> Path:
         return self.root / "set-aside"

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from eyas.base.checked import require_check, with_check
 from eyas.base.clock import utc_now_text
 from eyas.base.errors import SealBroken
 from eyas.base.files import TEMPORARY_SUFFIX, fsync_folder
@@ -72,7 +73,7 @@ def _seal(folder: Path, about: dict[str, Any]) -> None:
             "bytes": path.stat().st_size,
             "sha256": file_digest(path),
         }
-    manifest = {"sealed_at": utc_now_text(), "about": about, "files": files}
+    manifest = with_check({"sealed_at": utc_now_text(), "about": about, "files": files})
     with open(folder / SEAL_NAME, "w", encoding="utf-8") as file:
         json.dump(manifest, file, indent=2, ensure_ascii=False)
         file.flush()
@@ -90,15 +91,15 @@ def read_seal(folder: Path) -> dict[str, Any]:
     """The seal of a folder: ``sealed_at``, ``about``, ``files``.
 
     Raises:
-        SealBroken: there is no seal, or it cannot be read.
+        SealBroken: there is no seal, or it is not what was written.
     """
     try:
-        seal = json.loads((folder / SEAL_NAME).read_text(encoding="utf-8"))
+        seal = require_check(json.loads((folder / SEAL_NAME).read_text(encoding="utf-8")))
         if not isinstance(seal["files"], dict) or not isinstance(seal["about"], dict):
             raise ValueError("fields of the wrong kind")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SealBroken("the seal cannot be read", where=folder / SEAL_NAME, why=str(error)) from error
-    return dict(seal)
+    return seal
 
 
 def seal_faults(folder: Path, *, deep: bool = True) -> list[str]:

@@ -6,25 +6,30 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from eyas.base.errors import EyasError, NotReady, RecipeChanged
-from eyas.base.files import set_aside
+from eyas.base.errors import DamageFound, EyasError, NotReady, RecipeChanged
+from eyas.base.files import set_aside, sweep_temporaries
 from eyas.base.layout import Layout
 from eyas.base.progress import Progress
 from eyas.base.stop import StopFlag
+from eyas.base.storage import named_storage_errors
 from eyas.pipeline.attempt import Attempt, RecordedProgress, next_number
 from eyas.pipeline.lock import hold_lock
+from eyas.pipeline.mend import MAX_MENDS, mend, scrub_store, set_damages_aside
 from eyas.pipeline.order import STAGES
 from eyas.pipeline.signals import stop_on_signals
 from eyas.stages.project import Project
 from eyas.stages.protocol import RunContext, Stage, StageView, run_stage
+from eyas.stages.room import project_room
 from eyas.store.ledger import Ledger
+from eyas.store.place import remember_place, require_place
 from eyas.store.repair import open_or_rebuild
 
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """What a run would do with one stage: ``skip``, ``run``, ``resume``, ``redo`` or ``refuse``."""
+    """What a run would do with one stage: ``skip``, ``run``, ``resume``, ``redo``, ``mend`` or ``refuse``."""
 
     stage: str
     action: str
@@ -49,15 +54,19 @@ def plan(project: Project, stages: Sequence[Stage] = STAGES, redo: Sequence[str]
     steps: list[PlannedStep] = []
     upstream_runs = ""
     for stage in stages:
-        view = stage.look(project)
-        steps.append(_plan_stage(stage, view, stage.name in redo, upstream_runs))
-        if steps[-1].action in ("run", "resume", "redo"):
+        steps.append(_plan_stage(stage, project, stage.name in redo, upstream_runs))
+        if steps[-1].action in ("run", "resume", "redo", "mend"):
             upstream_runs = upstream_runs or stage.name
     return steps
 
 
-def _plan_stage(stage: Stage, view: StageView, redo: bool, upstream_runs: str) -> PlannedStep:
+def _plan_stage(stage: Stage, project: Project, redo: bool, upstream_runs: str) -> PlannedStep:
     name = stage.name
+    damages = stage.damages(project, deep=False)
+    if damages and not redo:
+        why = "; ".join(str(damage) for damage in damages[:3])
+        return PlannedStep(name, "mend", f"{why}: set aside and made again", StageView(name, "partial"))
+    view = stage.look(project)
     if view.state == "skipped":
         return PlannedStep(name, "skip", str(view.detail.get("why", "switched off")), view)
     if redo and view.state != "waiting":
@@ -105,19 +114,44 @@ def run(
     # OpenMP reads this when torch is loaded: threads that spin while they wait cost another process its core
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     layout, result, stop = project.layout, RunResult(), StopFlag()
-    with (
-        hold_lock(layout.state, verb),
-        stop_on_signals(stop),
-        _ledger(layout, progress("ledger")) as ledger,
-    ):
+    with named_storage_errors(layout.root), hold_lock(layout.state, verb), stop_on_signals(stop):
+        sweep_temporaries(layout.written)
+        to_redo = set(redo)
+        for mends_left in reversed(range(MAX_MENDS + 1)):
+            try:
+                _attempt(project, verb, progress, stages, to_redo, retry_failed, result, stop)
+                break
+            except DamageFound as error:
+                if not mends_left or not mend(project, stages, error, progress("mend")):
+                    raise
+    return result
+
+
+def _attempt(
+    project: Project,
+    verb: str,
+    progress: Callable[[str], Progress],
+    stages: Sequence[Stage],
+    to_redo: set[str],
+    retry_failed: bool,
+    result: RunResult,
+    stop: StopFlag,
+) -> None:
+    """One pass over the stages, with a log of its own."""
+    layout = project.layout
+    with _ledger(layout, progress("ledger")) as ledger:
         number = ledger.start_attempt({"verb": verb, "pid": os.getpid()}, at_least=next_number(layout.logs))
         attempt = Attempt(layout.logs, number, verb)
         outcome: dict[str, object] = {"outcome": "done"}
         try:
+            if "extract" not in to_redo:
+                _require_place(project, ledger, RecordedProgress(attempt, progress("store"), "store"))
             for stage in stages:
                 listener = RecordedProgress(attempt, progress(stage.name), stage.name)
                 context = RunContext(ledger, listener, stop, number, retry_failed)
-                _run_one(stage, project, context, attempt, stage.name in redo, result)
+                with named_storage_errors(layout.root):
+                    _run_one(stage, project, context, attempt, stage.name in to_redo, result)
+                to_redo.discard(stage.name)
             result.num_set_aside = ledger.counts()["set_aside"].samples
         except EyasError as error:
             outcome = {"outcome": error.code, **error.as_dict()}
@@ -130,7 +164,17 @@ def run(
             attempt.close()
             with contextlib.suppress(EyasError):  # the log has it; the first error matters more
                 ledger.end_attempt(number, str(outcome["outcome"]))
-    return result
+
+
+def _require_place(project: Project, ledger: Ledger, progress: Progress) -> None:
+    """Write nothing to an empty mount point; hash a store that came to another disk."""
+    moved = require_place(project.layout, ledger)
+    if moved is None:
+        return
+    progress.say(f"{moved}: every segment is hashed")
+    for line in scrub_store(project.layout, ledger, progress):
+        progress.say(line)
+    remember_place(project.layout, ledger)
 
 
 def _ledger(layout: Layout, progress: Progress) -> Ledger:
@@ -148,7 +192,11 @@ def _run_one(
     stage: Stage, project: Project, context: RunContext, attempt: Attempt, redo: bool, result: RunResult
 ) -> None:
     context.stop.check()
-    step = _plan_stage(stage, stage.look(project), redo, "")
+    step = _plan_stage(stage, project, redo, "")
+    if step.action == "mend":
+        for line in set_damages_aside(stage, project, context.ledger):
+            context.progress.say(line)
+        step = _plan_stage(stage, project, redo, "")
     if step.action == "skip":
         return
     if step.action == "refuse":
@@ -168,10 +216,17 @@ def _run_one(
         context.progress.say(f"{stage.name} is redone: {step.why}")
         _set_outputs_aside(stage, project, step.why, context.ledger)
     attempt.event("stage started", stage=stage.name, action=step.action, why=step.why)
-    numbers = run_stage(stage, project, context)
+    room = project_room(project, context.progress, context.stop)
+    # every stage goes on where it was, so a full disk costs no more than the wait for room
+    numbers = room.patiently(partial(_run_named, stage, project, context), 0)
     result.ran.append(stage.name)
     result.numbers[stage.name] = numbers
     attempt.event("stage ended", stage=stage.name, **{"numbers": numbers})
+
+
+def _run_named(stage: Stage, project: Project, context: RunContext) -> dict[str, object]:
+    with named_storage_errors(project.layout.root):
+        return run_stage(stage, project, context)
 
 
 def _set_outputs_aside(stage: Stage, project: Project, why: str, ledger: Ledger) -> None:

@@ -73,6 +73,7 @@ def project_status(project: Project, suffix: str = "") -> ProjectStatus:
     views, problems = [], []
     for stage in STAGES:
         try:
+            problems += [f"{stage.name}: damaged: {d}" for d in stage.damages(project, deep=False)]
             views.append(stage.look(project))
         except (EyasError, OSError) as error:
             problems.append(f"{stage.name}: {str(error).splitlines()[0]}")
@@ -91,8 +92,7 @@ def project_status(project: Project, suffix: str = "") -> ProjectStatus:
         project_bytes=tree_bytes(layout.root),
         free_bytes=shutil.disk_usage(layout.root).free,
         set_aside_samples=set_aside,
-        failures=_failures(project),
-        next_command=_next_command(views, holder, set_aside, suffix),
+        next_command=_next_command(views, holder, set_aside, suffix, bool(problems)),
     )
 
 
@@ -142,7 +142,9 @@ def _age(at: str) -> float | None:
     return max(0.0, (datetime.now(UTC) - then).total_seconds())
 
 
-def _next_command(views: list[StageView], holder: Holder | None, set_aside: int, suffix: str) -> str | None:
+def _next_command(
+    views: list[StageView], holder: Holder | None, set_aside: int, suffix: str, damaged: bool
+) -> str | None:
     if holder is not None:
         return f"eyas logs --follow{suffix}"
     stale = [
@@ -150,6 +152,6 @@ def _next_command(views: list[StageView], holder: Holder | None, set_aside: int,
     ]
     if stale:
         return f"eyas run --redo {stale[0].name}{suffix}"
-    if any(not view.finished for view in views):
+    if damaged or any(not view.finished for view in views):
         return f"eyas run{suffix}"
     return f"eyas extract --retry-failed{suffix}" if set_aside else None

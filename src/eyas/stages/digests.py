@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 from pathlib import Path
 
+from eyas.base.checked import require_check, with_check
 from eyas.base.files import read_json, write_json
 from eyas.base.seal import file_digest, read_seal
 
@@ -16,10 +17,8 @@ class DigestCache:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._known: dict[str, list[object]] = {}
-        with contextlib.suppress(OSError, ValueError):
-            loaded = read_json(path)
-            if isinstance(loaded, dict):
-                self._known = loaded
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            self._known = dict(require_check(read_json(path))["files"])
 
     def digest(self, file: Path, *, remember: bool = True) -> str:
         """SHA-256 of ``file`` in hexadecimal. Raises OSError when it cannot be read."""
@@ -32,7 +31,7 @@ class DigestCache:
         self._known[str(file)] = [*mark, value]
         if remember:
             with contextlib.suppress(OSError):  # a cache: a full disk must not end a read-only verb
-                write_json(self._path, self._known)
+                write_json(self._path, with_check({"files": self._known}))
         return value
 
 

@@ -43,6 +43,22 @@ class StageView:
 
 
 @dataclass(frozen=True)
+class Damage:
+    """Something that is not what the stage wrote.
+
+    Args:
+        path: the smallest thing that is set aside whole and made again: a file or a sealed folder.
+        detail: what is wrong with it.
+    """
+
+    path: Path
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.path.name}: {self.detail}"
+
+
+@dataclass(frozen=True)
 class RunContext:
     """What the work of a stage is given."""
 
@@ -80,11 +96,11 @@ class Stage(Protocol):
         """Where the stage stands, from the folder; changes nothing, imports no torch."""
         ...
 
-    def verify(self, project: Project, deep: bool = True) -> list[str]:
-        """Faults of the outputs, each as ``place: what is wrong``; empty when all is whole.
+    def damages(self, project: Project, *, deep: bool) -> list[Damage]:
+        """What is damaged among the outputs; empty when all is whole.
 
         Args:
-            deep: hash everything; otherwise only names, sizes and headers are looked at.
+            deep: hash everything; otherwise names and sizes are compared, which a run does each time.
         """
         ...
 
@@ -93,3 +109,8 @@ def run_stage(stage: Stage, project: Project, context: RunContext) -> dict[str, 
     """Load a stage's work and do what is left of it; returns the numbers worth reporting."""
     run = cast(Callable[[Project, RunContext], dict[str, object]], import_module(stage.work).run)
     return run(project, context)
+
+
+def verify(stage: Stage, project: Project) -> list[str]:
+    """Faults of a stage's outputs after hashing them; empty when all is whole."""
+    return [str(damage) for damage in stage.damages(project, deep=True)]

@@ -6,8 +6,9 @@ import contextlib
 from pathlib import Path
 
 from eyas.base.files import read_json
-from eyas.base.seal import is_sealed, read_seal
+from eyas.base.seal import is_sealed, read_seal, seal_faults
 from eyas.stages.project import Project
+from eyas.stages.protocol import Damage
 
 
 def recorded_capture_recipe(project: Project) -> dict[str, object] | None:
@@ -15,6 +16,14 @@ def recorded_capture_recipe(project: Project) -> dict[str, object] | None:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return dict(read_json(project.layout.store_recipe)["recipe"])
     return None
+
+
+def sealed_damages(folder: Path, *, deep: bool) -> list[Damage]:
+    """What is wrong with a sealed folder as one damage; none when it is whole or not there."""
+    if not folder.exists():
+        return []
+    faults = seal_faults(folder, deep=deep)
+    return [Damage(folder, "; ".join(faults[:3]))] if faults else []
 
 
 def checkpoint_folders(checkpoints: Path) -> list[Path]:

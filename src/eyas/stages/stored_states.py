@@ -32,6 +32,7 @@ class StoredSamples:
 
     def __init__(self, reader: StoreReader, entries: Iterable[SampleEntry]) -> None:
         self._reader = reader
+        self._checked: set[str] = set()
         self._lengths = {entry.id: entry.length for entry in entries if entry.id in reader}
 
     def lengths(self) -> Mapping[str, int]:
@@ -39,11 +40,13 @@ class StoredSamples:
         return self._lengths
 
     def load(self, ids: Sequence[str]) -> list[TrainingSample]:
-        """These samples, in this order. Raises SegmentDamaged as the reader does."""
+        """These samples, in this order, hashed when first read. Raises SegmentDamaged."""
         return [self._sample(sample) for sample in ids]
 
     def _sample(self, sample: str) -> TrainingSample:
-        captured = self._reader.sample(sample)
+        # what a later epoch reads was whole when this process read it first
+        captured = self._reader.sample(sample, check=sample not in self._checked)
+        self._checked.add(sample)
         return TrainingSample(
             id=captured.id,
             tokens=captured.tokens,

@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from eyas.base.errors import DiskFull, EyasError
+from eyas.base.errors import DiskFull, EyasError, StorageFailed
 from eyas.base.files import TEMPORARY_SUFFIX, fsync_folder, temporary_name
+from eyas.base.storage import FULL_ERRNOS, free_text, storage_error
 from eyas.base.units import format_bytes
 from eyas.store.ledger import Commit, Ledger, StoredSize
 from eyas.store.segment import CapturedSample, EncodedSegment, encode_segment
 from eyas.store.segment_header import segment_name, segment_number
 from eyas.store.writeback import start_writeback
-
-FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 _NO_ALLOCATION = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
 _MAX_WRITE_BYTES = _WRITEBACK_BYTES = 8 << 20
@@ -188,17 +186,16 @@ def _retried(call: Callable[[], None]) -> None:
 def write_error(folder: Path, error: OSError, num_bytes: int) -> EyasError:
     """What a failed write means to the user."""
     if error.errno in FULL_ERRNOS:
-        try:
-            free = format_bytes(shutil.disk_usage(folder).free)
-        except OSError:
-            free = "an unknown amount"
         return DiskFull(
             "there is no room for a segment",
             where=folder,
-            why=f"it needs {format_bytes(num_bytes)} ({num_bytes} bytes), {free} is free ({error.strerror})",
+            why=f"it needs {format_bytes(num_bytes)} ({num_bytes} bytes), {free_text(folder)} is free"
+            f" ({error.strerror})",
             hint="free space, then: eyas run",
         )
-    return EyasError(
+    if error.errno == errno.EROFS:
+        return storage_error(error, folder) or StorageFailed("the filesystem is read-only", where=folder)
+    return StorageFailed(
         "a segment could not be written",
         where=error.filename or folder,
         why=f"{errno.errorcode.get(error.errno or 0, 'OSError')}: {error.strerror or error}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -10,12 +11,14 @@ from pathlib import Path
 from typing import Self
 
 from eyas.base.clock import utc_now_text
-from eyas.base.errors import DamageFound, DiskFull, EyasError, FormatTooNew, NotReady
+from eyas.base.errors import DamageFound, DiskFull, EyasError, FormatTooNew, NotReady, StorageFailed
+from eyas.base.storage import is_full
 
 LEDGER_FORMAT = 1
 
 _BUSY_SECONDS = 30.0
 _CACHE_KIB = 64 << 10  # used only as far as needed; ids are random, so a small cache thrashes at 1e6 rows
+_STORAGE_CODES = frozenset({sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
 _DAMAGE_CODES = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 # A sample that is stored but no longer listed in data/samples stays known (listed = 0): should the
@@ -258,7 +261,8 @@ def _translated(path: Path) -> Iterator[None]:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in _DAMAGE_CODES or "no such table" in str(error) or "no such column" in str(error):
             raise ledger_damaged(path, str(error)) from error
-        if code == sqlite3.SQLITE_FULL:
+        # A full disk is "disk full" to SQLite only for some of its writes; for others it is an I/O error.
+        if code == sqlite3.SQLITE_FULL or (code in _STORAGE_CODES and is_full(path.parent)):
             raise DiskFull(
                 "the ledger could not be written",
                 where=path,
@@ -266,7 +270,17 @@ def _translated(path: Path) -> Iterator[None]:
                 hint="free space, then: eyas run",
             ) from error
         name = getattr(error, "sqlite_errorname", type(error).__name__)
-        raise EyasError("the ledger could not be used", where=path, why=f"{name}: {error}") from error
+        why = f"{name}: {error}"
+        if code == sqlite3.SQLITE_READONLY and os.statvfs(path.parent).f_flag & os.ST_RDONLY:
+            why = f"EROFS: the filesystem is read-only ({name})"
+        if code in _STORAGE_CODES:
+            raise StorageFailed(
+                "the ledger could not be read or written",
+                where=path,
+                why=why,
+                hint="check the disk (dmesg, mount), then: eyas run",
+            ) from error
+        raise EyasError("the ledger could not be used", where=path, why=why) from error
 
 
 def ledger_damaged(path: Path, why: str) -> DamageFound:

@@ -260,6 +260,14 @@ def _read_events(path: Path) -> Iterator[Event]:
             continue
 
 
+def set_ledger_aside(layout: Layout, why: str | None) -> None:
+    """Move the ledger away, with what SQLite keeps beside it; it must not be open."""
+    for suffix in ("", "-wal", "-shm"):
+        path = layout.ledger.with_name(layout.ledger.name + suffix)
+        if path.exists():
+            files.set_aside(path, layout.set_aside, f"damaged ledger: {why}")
+
+
 def open_or_rebuild(
     layout: Layout, recipe_hash: str | None = None, progress: Progress | None = None
 ) -> tuple[Ledger, Adoption | None]:
@@ -276,10 +284,7 @@ def open_or_rebuild(
     try:
         ledger = Ledger.open(layout.ledger, create=False) if layout.ledger.exists() else None
     except DamageFound as error:
-        for suffix in ("", "-wal", "-shm"):
-            path = layout.ledger.with_name(layout.ledger.name + suffix)
-            if path.exists():
-                files.set_aside(path, layout.set_aside, f"damaged ledger: {error.why}")
+        set_ledger_aside(layout, error.why)
         ledger = None
     if ledger is not None:
         return ledger, None

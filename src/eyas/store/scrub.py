@@ -233,8 +233,10 @@ def _ledger_faults(layout: Layout, ledger: Ledger | None) -> list[Fault]:
         expected = {entry.id: entry for entry in iter_sample_index(layout.samples)}
     except EyasError as error:
         return [Fault(layout.samples, "content", error.why or error.what)]
-    differing = []
-    for entry in ledger.entries():
+    differing, entries = [], list(ledger.entries())
+    if not entries:
+        return faults  # nothing was captured yet, so nothing is listed
+    for entry in entries:
         if expected.pop(entry.id, None) != entry:
             differing.append(entry.id)
     differing += expected

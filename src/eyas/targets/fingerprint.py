@@ -11,6 +11,7 @@ from pathlib import Path
 
 import xxhash
 
+from eyas.base.checked import require_check, with_check
 from eyas.base.files import write_json
 from eyas.targets.weight_files import weight_files
 
@@ -59,7 +60,7 @@ def weights_fingerprint(model: Path, cache_path: Path | None = None) -> WeightsF
             if _stamp(path) == stamps[path]:  # a file that changed while it was read is not remembered
                 known[str(path.resolve())] = {"stamp": stamps[path], "hash": value}
         with contextlib.suppress(OSError):  # only a shortcut
-            write_json(cache_path, {"format": _CACHE_FORMAT, "files": known})
+            write_json(cache_path, with_check({"format": _CACHE_FORMAT, "files": known}))
     lines = "".join(f"{path.name} {path.stat().st_size} {hashes[path.name]}\n" for path in files)
     return WeightsFingerprint(hash=xxhash.xxh3_128_hexdigest(lines.encode()), files=hashes)
 
@@ -84,7 +85,7 @@ def _read_cache(cache_path: Path | None) -> dict[str, dict[str, object]]:
     if cache_path is None:
         return {}
     try:
-        content = json.loads(cache_path.read_text(encoding="utf-8"))
+        content = require_check(json.loads(cache_path.read_text(encoding="utf-8")))
         if content["format"] != _CACHE_FORMAT:
             return {}
         return {str(k): {"stamp": v["stamp"], "hash": str(v["hash"])} for k, v in content["files"].items()}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from eyas.base.errors import DataError
+from eyas.base.seal import require_seal
 from eyas.chat.conversation import Conversation, DialoguePrompts, TokenRow
 from eyas.chat.dialogue import Dialogue, EmittedAnswer
 from eyas.chat.readers import SourceReader
@@ -70,6 +71,7 @@ def _from_file(project: Project, renderer: Renderer) -> list[HeldOut]:
 
 
 def _from_validation(project: Project) -> list[HeldOut]:
+    require_seal(project.layout.samples)
     return [
         HeldOut(sample.id, sample.domain, sample.tokens[: sample.spans[0][0]].tolist())
         for sample in read_samples(project.layout.samples)

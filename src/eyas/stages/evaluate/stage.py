@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from eyas.base.checked import require_check
 from eyas.base.errors import DataError
 from eyas.base.files import read_json
 from eyas.base.hashing import recipe_differences
 from eyas.stages.digests import sealed_digest
 from eyas.stages.project import Project
-from eyas.stages.protocol import StageState, StageView
+from eyas.stages.protocol import Damage, StageState, StageView
 from eyas.stages.records import final_checkpoint
 
 
@@ -73,12 +74,12 @@ class EvaluateStage:
         state: StageState = "stale" if differences else "done"
         return StageView(self.name, state, count, count, unit, detail, differences)
 
-    def verify(self, project: Project, deep: bool = True) -> list[str]:
+    def damages(self, project: Project, *, deep: bool) -> list[Damage]:
         path = project.layout.evaluation
         if not path.exists():
             return []
         try:
-            read_json(path)
+            require_check(read_json(path))
         except (OSError, ValueError) as error:
-            return [f"reports/{path.name}: {error}"]
+            return [Damage(path, str(error))]
         return []

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from eyas.base.checked import with_check
 from eyas.base.clock import utc_now_text
 from eyas.base.errors import DataError
 from eyas.base.files import write_json
@@ -103,7 +104,7 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
         raise DataError("no held-out prompt fits the target", hint="give shorter prompts")
     speed = _speed(decoder, timed, context) if timed else None
     report = _report(project, recipe, tally, speed, len(conversations), dtype)
-    write_json(project.layout.evaluation, report)
+    write_json(project.layout.evaluation, with_check(report))
     return {
         "prompts": len(conversations),
         "acceptance_length": report["acceptance_length"],

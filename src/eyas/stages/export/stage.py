@@ -7,11 +7,11 @@ from pathlib import Path
 
 from eyas.base.files import read_json
 from eyas.base.hashing import recipe_differences
-from eyas.base.seal import is_sealed, read_seal, seal_faults
+from eyas.base.seal import is_sealed, read_seal
 from eyas.stages.digests import sealed_digest
 from eyas.stages.project import Project
-from eyas.stages.protocol import StageState, StageView
-from eyas.stages.records import final_checkpoint
+from eyas.stages.protocol import Damage, StageState, StageView
+from eyas.stages.records import final_checkpoint, sealed_damages
 
 EXPORT_FORMAT = 1
 
@@ -58,11 +58,5 @@ class ExportStage:
         state: StageState = "stale" if differences else "done"
         return StageView(self.name, state, 1, 1, "exports", detail, differences)
 
-    def verify(self, project: Project, deep: bool = True) -> list[str]:
-        exports = project.layout.exports
-        return [
-            f"exports/{folder.name}/{fault}"
-            for folder in (sorted(exports.iterdir()) if exports.is_dir() else [])
-            if is_sealed(folder)
-            for fault in seal_faults(folder, deep=deep)
-        ]
+    def damages(self, project: Project, *, deep: bool) -> list[Damage]:
+        return sealed_damages(self.folder(project), deep=deep)

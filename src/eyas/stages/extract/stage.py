@@ -10,10 +10,9 @@ from eyas.base.hashing import recipe_differences
 from eyas.base.seal import is_sealed, read_seal
 from eyas.config.resolve import SAFETENSORS_DTYPE
 from eyas.stages.project import Project
-from eyas.stages.protocol import StageView
+from eyas.stages.protocol import Damage, StageView
 from eyas.stages.records import recorded_capture_recipe
-from eyas.store.imports import to_recheck
-from eyas.store.ledger import Ledger
+from eyas.store.ledger import Ledger, SegmentRecord
 from eyas.store.recipe import StoreRecipe
 
 
@@ -32,6 +31,17 @@ def capture_recipe(project: Project, fingerprint: str, dtype: str) -> StoreRecip
         compute_dtype=dtype,
         store_dtype=SAFETENSORS_DTYPE[project.config.store.dtype],
     )
+
+
+def _size_damages(folder: Path, segment: SegmentRecord) -> list[Damage]:
+    path = folder / segment.name
+    try:
+        num_bytes = path.stat().st_size
+    except FileNotFoundError:
+        return [Damage(path, "in the ledger, not in the folder")]
+    if num_bytes == segment.num_bytes:
+        return []
+    return [Damage(path, f"{num_bytes} bytes long, committed with {segment.num_bytes}")]
 
 
 class ExtractStage:
@@ -81,9 +91,17 @@ class ExtractStage:
             return StageView(self.name, "done", stored, total, unit, detail)
         return StageView(self.name, "partial" if stored else "pending", stored, total, unit, detail)
 
-    def verify(self, project: Project, deep: bool = True) -> list[str]:
-        from eyas.store import scrub  # numpy is loaded only when it is needed
+    def damages(self, project: Project, *, deep: bool) -> list[Damage]:
+        layout = project.layout
+        if deep:
+            from eyas.store import scrub  # numpy is loaded only when it is needed
 
-        found = scrub.deep(project.layout) if deep else scrub.quick(project.layout)
-        root = project.layout.root
-        return [f"{fault.path.relative_to(root)}: {fault.detail}" for fault in found if fault.is_damage]
+            found = scrub.deep(layout)
+            return [Damage(fault.path, fault.detail) for fault in found if fault.is_damage]
+        segments: list[SegmentRecord] = []
+        with contextlib.suppress(EyasError), Ledger.open_read_only(layout.ledger) as ledger:
+            segments = ledger.segments()
+        damages = [damage for segment in segments for damage in _size_damages(layout.segments, segment)]
+        if segments and recorded_capture_recipe(project) is None:
+            damages.append(Damage(layout.store_recipe, "missing or not readable"))
+        return damages

@@ -17,7 +17,8 @@ import torch
 
 from eyas.base.errors import CaptureInvalid, EyasError
 from eyas.base.layout import Layout
-from eyas.base.units import format_bytes, parse_bytes
+from eyas.base.seal import require_seal
+from eyas.base.units import format_bytes
 from eyas.config.resolve import SAFETENSORS_DTYPE
 from eyas.stages.extract.continuity import check_continuity, chosen_samples
 from eyas.stages.extract.stage import capture_recipe
@@ -25,12 +26,13 @@ from eyas.stages.local_target import load_target, target_arithmetic
 from eyas.stages.project import Project
 from eyas.stages.protocol import RunContext
 from eyas.stages.records import recorded_capture_recipe
-from eyas.store.imports import note_rechecked, to_recheck
+from eyas.stages.room import project_room
 from eyas.store.ledger import Ledger
+from eyas.store.place import remember_place
 from eyas.store.reader import StoreReader
 from eyas.store.recipe import StoreRecipe, require_store_recipe
 from eyas.store.repair import repair
-from eyas.store.room import MEMORY_FILESYSTEMS, Room, filesystem_kind
+from eyas.store.room import MEMORY_FILESYSTEMS, filesystem_kind
 from eyas.store.samples import last_rows, read_samples
 from eyas.store.scrub import quick
 from eyas.store.segment import CapturedSample
@@ -66,7 +68,9 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
     device, dtype = target_arithmetic(project, str(recorded["compute_dtype"]) if recorded else None)
     fingerprint = weights_fingerprint(project.resolved.model, project.fingerprint_cache)
     recipe = capture_recipe(project, fingerprint.hash, dtype)
-    require_store_recipe(layout.store_recipe, recipe)
+    require_seal(layout.samples)
+    require_store_recipe(layout.store_recipe, recipe, {segment.recipe for segment in ledger.segments()})
+    remember_place(layout, ledger)
     items = [_Item(sample.id, sample.tokens, sample.spans) for sample in _list_samples(layout, ledger)]
     ledger.release_leases()
     _mend(layout, ledger, context)
@@ -134,20 +138,6 @@ def _recheck(
         note_rechecked(project.layout, imported)
 
 
-def _room(project: Project, context: RunContext) -> Room:
-    disk = project.config.disk
-    return Room(
-        root=project.layout.root,
-        reserve_bytes=parse_bytes(disk.reserve),
-        warn_bytes=parse_bytes(disk.warn),
-        budget_bytes=parse_bytes(disk.budget) if disk.budget else None,
-        wait=disk.when_full == "wait",
-        look_again_seconds=disk.look_again_seconds,
-        progress=context.progress,
-        stop=context.stop,
-    )
-
-
 def _warn_of_room(project: Project, items: Sequence[_Item], todo: set[str], context: RunContext) -> None:
     """Say so before the first byte when the forecast does not fit."""
     resolved = project.resolved
@@ -159,7 +149,7 @@ def _warn_of_room(project: Project, items: Sequence[_Item], todo: set[str], cont
         if item.id in todo:
             needed += len(item.tokens) * (resolved.bytes_per_token_aux + 4)
             needed += len(last_rows(item.spans, len(item.tokens))) * resolved.bytes_per_token_last
-    room = _room(project, context).writable_bytes()
+    room = project_room(project, context.progress, context.stop).writable_bytes()
     then = "pause" if project.config.disk.when_full == "wait" else "stop"
     verdict = "" if needed < room else f": it will not fit; the run will {then} when the disk is full"
     context.progress.say(
@@ -182,7 +172,7 @@ def _capture_all(
     total_tokens = sum(length for _, length in sizes)
     left = sum(length for id_, length in sizes if id_ in todo)
     context.progress.start("capture", total=total_tokens, unit="tokens", done=total_tokens - left)
-    num_bytes, room = 0, _room(project, context)
+    num_bytes, room = 0, project_room(project, context.progress, context.stop)
     with StoreWriter(
         project.layout.segments,
         ledger,

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from eyas.base.errors import DataError
 from eyas.base.hashing import recipe_differences
-from eyas.base.seal import is_sealed, read_seal, seal_faults
+from eyas.base.seal import is_sealed, read_seal
 from eyas.stages.digests import tokenizer_digest
 from eyas.stages.project import Project
-from eyas.stages.protocol import StageView
+from eyas.stages.protocol import Damage, StageView
+from eyas.stages.records import sealed_damages
 
 SAMPLE_FORMAT = 1
 """Raised whenever the same conversations would give other samples."""
@@ -81,10 +82,6 @@ class PrepareStage:
             self.name, "stale" if differences else "done", done, done, unit, differences=differences
         )
 
-    def verify(self, project: Project, deep: bool = True) -> list[str]:
-        return [
-            f"data/{folder.name}/{fault}"
-            for folder in self.writes(project)
-            if is_sealed(folder)
-            for fault in seal_faults(folder, deep=deep)
-        ]
+    def damages(self, project: Project, *, deep: bool) -> list[Damage]:
+        (folder,) = self.writes(project)
+        return sealed_damages(folder, deep=deep)

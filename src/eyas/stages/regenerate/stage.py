@@ -7,10 +7,11 @@ from pathlib import Path
 
 from eyas.base.files import read_json
 from eyas.base.hashing import recipe_differences
-from eyas.base.seal import is_sealed, read_seal, seal_faults
+from eyas.base.seal import is_sealed, read_seal
 from eyas.stages.project import Project
-from eyas.stages.protocol import StageView
-from eyas.stages.regenerate.answers import count_answers, part_fault, part_files
+from eyas.stages.protocol import Damage, StageView
+from eyas.stages.records import sealed_damages
+from eyas.stages.regenerate.answers import count_answers, read_answers
 
 ANSWERS_RECIPE = "recipe.json"
 
@@ -78,13 +79,14 @@ class RegenerateStage:
                 return StageView(self.name, "done", total, total, unit)
         return StageView(self.name, "partial" if done else "pending", min(done, total), total, unit)
 
-    def verify(self, project: Project, deep: bool = True) -> list[str]:
+    def damages(self, project: Project, *, deep: bool) -> list[Damage]:
         if not project.config.regenerate.enabled:
             return []
-        faults = []
-        for path in part_files(project.layout.answers):
-            why = part_fault(path, deep=deep)
-            faults += [f"data/answers/{path.name}: {why}"] if why else []
-        if is_sealed(project.layout.samples):
-            faults += [f"data/samples/{fault}" for fault in seal_faults(project.layout.samples, deep=deep)]
-        return faults
+        found = sealed_damages(project.layout.samples, deep=deep)
+        if deep:
+            found += [
+                Damage(path, str(result.why))
+                for path, result in read_answers(project.layout.answers)
+                if isinstance(result, DamageFound)
+            ]
+        return found

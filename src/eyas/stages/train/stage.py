@@ -7,11 +7,11 @@ from pathlib import Path
 from eyas.base.errors import SealBroken
 from eyas.base.files import read_json
 from eyas.base.hashing import recipe_differences
-from eyas.base.seal import is_sealed, seal_faults
+from eyas.base.seal import is_sealed
 from eyas.stages.digests import sealed_digest
 from eyas.stages.project import Project
-from eyas.stages.protocol import StageState, StageView
-from eyas.stages.records import checkpoint_folders, recorded_capture_recipe
+from eyas.stages.protocol import Damage, StageState, StageView
+from eyas.stages.records import checkpoint_folders, recorded_capture_recipe, sealed_damages
 
 # what may change in the middle of a training run without changing its result
 _NOT_IN_RECIPE = ("checkpoint_minutes", "keep_checkpoints", "validations", "max_bad_steps")
@@ -80,12 +80,9 @@ class TrainStage:
         done: StageState = "done" if step >= total else "partial"
         return StageView(self.name, done, step, total, unit, detail)
 
-    def verify(self, project: Project, deep: bool = True) -> list[str]:
-        folders = checkpoint_folders(project.layout.checkpoints)
-        if is_sealed(project.layout.vocabulary):
-            folders.append(project.layout.vocabulary)
+    def damages(self, project: Project, *, deep: bool) -> list[Damage]:
+        layout = project.layout
+        folders = sorted(layout.checkpoints.glob("step-*")) if layout.checkpoints.is_dir() else []
         return [
-            f"{folder.relative_to(project.layout.root)}/{fault}"
-            for folder in folders
-            for fault in seal_faults(folder, deep=deep)
+            damage for folder in [layout.vocabulary, *folders] for damage in sealed_damages(folder, deep=deep)
         ]

@@ -9,7 +9,7 @@ import torch
 
 from eyas.base.errors import NotReady
 from eyas.base.files import set_aside
-from eyas.base.seal import is_sealed
+from eyas.base.seal import is_sealed, require_seal
 from eyas.drafter.model import EagleDrafter
 from eyas.drafter.settings import TrainSettings
 from eyas.drafter.shape import DrafterShape
@@ -46,6 +46,7 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
     """
     layout, ledger = project.layout, context.ledger
     set_threads(project)
+    require_seal(layout.samples)
     counts = ledger.counts()
     left = counts["pending"].samples + counts["in_flight"].samples + counts["failed"].samples
     if left or not counts["stored"].samples:

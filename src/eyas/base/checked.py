@@ -1,0 +1,32 @@
+"""JSON objects that carry a digest of themselves, so that a changed byte in them is found."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from eyas.base.hashing import recipe_hash
+
+CHECK_KEY = "check"
+
+
+def with_check(value: dict[str, Any]) -> dict[str, Any]:
+    """``value`` with the digest of everything else in it. Raises TypeError for what JSON cannot hold."""
+    content = {key: entry for key, entry in value.items() if key != CHECK_KEY}
+    content = dict(
+        json.loads(json.dumps(content))
+    )  # as it will be read back: tuples are lists, keys are text
+    return content | {CHECK_KEY: recipe_hash(content)}
+
+
+def require_check(value: object) -> dict[str, Any]:
+    """A JSON object after its digest was compared.
+
+    Raises:
+        ValueError: it is no object, or its digest is missing or another one.
+    """
+    if not isinstance(value, dict):
+        raise ValueError("it is no JSON object")
+    if value != with_check(value):
+        raise ValueError("its content is not what its check says")
+    return dict(value)

@@ -1,0 +1,74 @@
+"""The smallest project that goes through all stages, and what the fault tests share."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.projects import make_project
+
+LONG = bool(os.environ.get("EYAS_LONG_FAULTS"))
+SEED = int(os.environ.get("EYAS_SEED", random.SystemRandom().randrange(10**6)))
+
+CHANGES = {
+    "epochs = 2": "epochs = 1",
+    "validations = 2": "validations = 1",
+    "max_new_tokens = 8": "max_new_tokens = 4",
+    "segment_seconds = 0.05": "segment_seconds = 0.01",
+    "[evaluate]": "[evaluate]\nlimit = 1",
+}
+DISK = """
+[disk]
+reserve = "0"
+warn = "0"
+look_again_seconds = 0.05
+"""
+
+
+def small_project(root: Path, model: Path, *, count: int = 5) -> Path:
+    """A project of a few samples that runs through in a second or two."""
+    make_project(root, model, count=count, more=DISK)
+    text = (root / "eyas.toml").read_text()
+    for old, new in CHANGES.items():
+        assert old in text
+        text = text.replace(old, new)
+    (root / "eyas.toml").write_text(text)
+    return root
+
+
+def command(*words: str | Path) -> None:
+    """Run a system command. Raises subprocess.CalledProcessError."""
+    subprocess.run([str(word) for word in words], check=True, capture_output=True, timeout=120)
+
+
+@contextmanager
+def mounted(folder: Path, *words: str | Path) -> Iterator[Path]:
+    """Mount something on ``folder`` (made when missing); skips the test aloud where that is not allowed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        command("mount", *words, folder)
+    except (OSError, subprocess.CalledProcessError) as error:
+        detail = getattr(error, "stderr", b"") or str(error).encode()
+        pytest.skip(f"mounts are not possible here: {detail.decode().strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=False, capture_output=True)
+
+
+@contextmanager
+def tmpfs(folder: Path, options: str) -> Iterator[Path]:
+    """A filesystem in memory with limits."""
+    with mounted(folder, "-t", "tmpfs", "-o", options, "none"):
+        yield folder
+
+
+def remount(folder: Path, options: str) -> None:
+    """Change the limits of a mounted filesystem."""
+    command("mount", "-o", f"remount,{options}", folder)
