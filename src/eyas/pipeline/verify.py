@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -105,9 +106,9 @@ def verify_project(
     if deep:
         progress.start("verify sealed folders", total=len(stages), unit="stages")
     for stage in stages:
-        for text in stage.verify(project, deep):
-            place, _, detail = text.partition(": ")
-            result.findings.append(Finding(stage.name, place, "seal", detail))
+        for damage in stage.damages(project, deep=deep):
+            place = os.path.relpath(damage.path, project.layout.root)
+            result.findings.append(Finding(stage.name, place, "seal", damage.detail))
         if deep:
             progress.advance(1)
     result.findings += _lost_seals(project.layout)

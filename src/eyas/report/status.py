@@ -92,6 +92,7 @@ def project_status(project: Project, suffix: str = "") -> ProjectStatus:
         project_bytes=tree_bytes(layout.root),
         free_bytes=shutil.disk_usage(layout.root).free,
         set_aside_samples=set_aside,
+        failures=_failures(project),
         next_command=_next_command(views, holder, set_aside, suffix, bool(problems)),
     )
 

@@ -12,6 +12,7 @@ from eyas.config.resolve import SAFETENSORS_DTYPE
 from eyas.stages.project import Project
 from eyas.stages.protocol import Damage, StageView
 from eyas.stages.records import recorded_capture_recipe
+from eyas.store.imports import to_recheck
 from eyas.store.ledger import Ledger, SegmentRecord
 from eyas.store.recipe import StoreRecipe
 

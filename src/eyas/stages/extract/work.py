@@ -27,6 +27,7 @@ from eyas.stages.project import Project
 from eyas.stages.protocol import RunContext
 from eyas.stages.records import recorded_capture_recipe
 from eyas.stages.room import project_room
+from eyas.store.imports import note_rechecked, to_recheck
 from eyas.store.ledger import Ledger
 from eyas.store.place import remember_place
 from eyas.store.reader import StoreReader

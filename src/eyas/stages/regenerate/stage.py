@@ -11,7 +11,7 @@ from eyas.base.seal import is_sealed, read_seal
 from eyas.stages.project import Project
 from eyas.stages.protocol import Damage, StageView
 from eyas.stages.records import sealed_damages
-from eyas.stages.regenerate.answers import count_answers, read_answers
+from eyas.stages.regenerate.answers import count_answers
 
 ANSWERS_RECIPE = "recipe.json"
 
@@ -83,10 +83,7 @@ class RegenerateStage:
         if not project.config.regenerate.enabled:
             return []
         found = sealed_damages(project.layout.samples, deep=deep)
-        if deep:
-            found += [
-                Damage(path, str(result.why))
-                for path, result in read_answers(project.layout.answers)
-                if isinstance(result, DamageFound)
-            ]
+        for path in part_files(project.layout.answers):
+            why = part_fault(path, deep=deep)
+            found += [Damage(path, why)] if why else []
         return found
