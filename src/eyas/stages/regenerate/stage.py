@@ -11,7 +11,7 @@ from eyas.base.seal import is_sealed, read_seal
 from eyas.stages.project import Project
 from eyas.stages.protocol import Damage, StageView
 from eyas.stages.records import sealed_damages
-from eyas.stages.regenerate.answers import count_answers
+from eyas.stages.regenerate.answers import count_answers, part_fault, part_files
 
 ANSWERS_RECIPE = "recipe.json"
 
