@@ -24,7 +24,10 @@ SETTINGS = TrainSettings(
 
 def train_source():
     lengths = [9, 14, 30, 8, 17, 12, 41, 10, 6, 22]
-    return MemorySource([make_sample(f"t{i}", n, [(2, n - 1)], i)[0] for i, n in enumerate(lengths)])
+    samples = [make_sample(f"t{i}", n, [(2, n - 1)], i)[0] for i, n in enumerate(lengths)]
+    for sample in samples:  # aux states of unequal sizes, as real ones are
+        sample.aux.mul_(torch.tensor([1.0, 100.0, 0.01], dtype=torch.float64)[:, None])
+    return MemorySource(samples)
 
 
 def validation_source():

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -44,12 +46,7 @@ def test_fc_is_the_penalised_least_squares_fit(norms):
     wanted = np.linalg.lstsq(np.vstack([x, penalty]), np.vstack([y, np.zeros((36, 12))]), rcond=None)[0]
     used = fit_fc(drafter, (sample for sample, _ in samples()), NORM)
     assert used == len(x)
-    found = drafter.fc.weight.detach().numpy()
-    if norms == "eagle3.1":  # the norms' weights carry the scale, which makes fc's inputs unit-sized
-        scale = np.concatenate([norm.weight.detach().numpy() for norm in drafter.fc_norm])
-        np.testing.assert_allclose(scale, 1 / np.sqrt((x**2).mean(0)), rtol=1e-9)
-        found = found * scale
-    np.testing.assert_allclose(found, wanted.T, atol=1e-9)
+    np.testing.assert_allclose(drafter.fc.weight.detach().numpy(), wanted.T, atol=1e-9)
 
 
 def test_a_linear_target_is_found_whatever_the_scales():
@@ -114,3 +111,42 @@ def test_refusals():
     wide = make_drafter(target_hidden_size=10)
     with pytest.raises(ConfigError, match="equally wide"):
         start_from_head(wide, make_head(hidden=10), torch.ones(10), make_vocabulary())
+
+
+def test_column_sizes_change_neither_function_nor_plain_weights():
+    """Powers of two: the checkpoint's weight is the same bits, whatever the parameters are."""
+    drafter = make_drafter(dtype=torch.float32)
+    aux = torch.randn(4, 3, 12)
+    before, plain = drafter.combine(aux), drafter.state_dict()["fc.weight"].clone()
+    sizes = torch.logspace(-3, 4, 36)
+    sizes[5] = 0.0
+    drafter.fc.set_sizes(sizes)
+    assert not torch.equal(drafter.fc.weight, plain)
+    assert torch.equal(drafter.state_dict()["fc.weight"], plain)
+    assert torch.equal(drafter.combine(aux), before)
+    ratio = drafter.fc.scale / sizes
+    assert ((ratio > 0.7) & (ratio < 1.42))[sizes > 0].all()
+    other = make_drafter(dtype=torch.float32, seed=1)
+    other.load_state_dict(drafter.state_dict())
+    assert torch.equal(other.fc.weight, plain)
+    other.fc.set_sizes(sizes)
+    other.load_state_dict(drafter.state_dict())
+    assert torch.equal(other.fc.weight, drafter.fc.weight)
+
+
+def test_the_first_weights_know_the_aux_states_sizes():
+    made = []
+    for sample, _ in samples():
+        wide = sample.aux * torch.tensor([1.0, 64.0, 1e-3], dtype=torch.float64)[:, None]
+        made.append(dataclasses.replace(sample, aux=wide))
+    for warm_start in ("head", "head+ridge"):
+        drafter = make_drafter()
+        settings = TrainSettings(warm_start=warm_start)
+        arguments = {"head": make_head(), "norm_weight": NORM, "samples": MemorySource(made)}
+        assert give_first_weights(drafter, settings, make_vocabulary(), **arguments) > 0
+        expected = torch.tensor([0.0, 6.0, -10.0], dtype=torch.float64).repeat_interleave(12)
+        assert (drafter.fc.scale.log2() - expected).abs().max() <= 1
+        if warm_start == "head":
+            assert 0.015 < drafter.fc.weight.std() < 0.025
+            with torch.no_grad():
+                assert drafter.combine(made[0].aux).abs().max() < 1

@@ -2,7 +2,7 @@
 
 A folder ``step-00000123`` holds ``model.safetensors`` (weights as trained, float32 or wider, under the
 names that engines load), ``optimizer.safetensors`` (``average/NAME``, ``square/NAME``, ``count/NAME``,
-``rng/cpu``) and ``state.json``. Nothing in it is a pickle.
+``aux_sizes``, ``rng/cpu``) and ``state.json``. Nothing in it is a pickle.
 """
 
 from __future__ import annotations
@@ -152,6 +152,7 @@ def restore(checkpoint: Checkpoint, drafter: EagleDrafter, optimizer: torch.opti
         SealBroken: tensors are missing or of another shape.
     """
     try:
+        drafter.fc.set_sizes(checkpoint.optimizer["aux_sizes"].to(drafter.fc.scale.device))
         drafter.load_state_dict(checkpoint.model)
         for name, parameter in drafter.named_parameters():
             if f"average/{name}" not in checkpoint.optimizer:
@@ -189,7 +190,7 @@ def prune_checkpoints(folder: Path, keep: int, best_step: int | None) -> list[Pa
 
 
 def _optimizer_tensors(drafter: EagleDrafter, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    tensors = {"rng/cpu": torch.get_rng_state()}
+    tensors = {"rng/cpu": torch.get_rng_state(), "aux_sizes": drafter.fc.scale.cpu()}
     for name, parameter in drafter.named_parameters():
         state = optimizer.state.get(parameter)
         if state:

@@ -35,6 +35,49 @@ class RmsNorm(nn.Module):
         return F.rms_norm(wide, (x.shape[-1],), self.weight, self.eps).to(x.dtype)
 
 
+class AuxProjection(nn.Module):
+    """``fc``, trained as if every aux state had the same size.
+
+    Some aux states are ten thousand times larger than others, and an optimizer that moves every weight
+    alike would throw the feature far off through these. So the parameter is the weight times the size
+    of its column. Sizes are powers of two: going to the checkpoint's plain weight and back is exact.
+    """
+
+    scale: Tensor
+
+    def __init__(self, num_inputs: int, num_outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_outputs, num_inputs))
+        self.register_buffer("scale", torch.ones(num_inputs), persistent=False)
+        nn.init.normal_(self.weight, std=INITIAL_STD)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight / self.scale)
+
+    def set_sizes(self, sizes: Tensor) -> None:
+        """Take column sizes ``[A T]``, rounded to powers of two; the plain weight stays as it is."""
+        with torch.no_grad():
+            rounded = torch.where(sizes > 0, sizes, torch.ones_like(sizes)).double().log2().round().exp2()
+            rounded = rounded.to(self.scale)
+            self.weight.mul_(rounded / self.scale)
+            self.scale.copy_(rounded)
+
+    def set_plain_weight(self, weight: Tensor) -> None:
+        """Take the weight ``[H, A T]`` as checkpoints hold it."""
+        with torch.no_grad():
+            self.weight.copy_(weight.to(self.weight) * self.scale)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        plain = self.weight / self.scale
+        destination[prefix + "weight"] = plain if keep_vars else plain.detach()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        name = prefix + "weight"
+        if name in state_dict:
+            state_dict[name] = state_dict[name].to(self.scale) * self.scale
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
 class Attention(nn.Module):
     """The projections; the softmax itself lies in `eyas.drafter.attention` and in the cache."""
 
@@ -101,7 +144,7 @@ class EagleDrafter(nn.Module):
             )
         self.shape = shape
         self.register_buffer("embedding", embedding.detach(), persistent=False)
-        self.fc = nn.Linear(shape.num_aux * shape.target_hidden_size, shape.hidden_size, bias=False)
+        self.fc = AuxProjection(shape.num_aux * shape.target_hidden_size, shape.hidden_size)
         if shape.normed_feedback:
             norms = [RmsNorm(shape.target_hidden_size, shape.rms_norm_eps) for _ in range(shape.num_aux)]
             self.fc_norm = nn.ModuleList(norms)

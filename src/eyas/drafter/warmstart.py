@@ -22,8 +22,10 @@ NORM_SHARE = 0.5
 """The final norm starts at this share of the target's: a drafter that knows little must not be sure."""
 RIDGE = 1e-3
 """Strength of the ridge, as a share of each aux state's own mean square."""
-RIDGE_TOKENS = 100_000
+RIDGE_ROWS = 100_000
 """Supervised rows that the fit looks at, at most."""
+SIZE_ROWS = 10_000
+"""Supervised rows that the sizes of aux states are measured on when there is no fit."""
 
 
 def start_from_head(
@@ -101,21 +103,27 @@ class RidgeFit:
             wide = wide * torch.rsqrt(wide.pow(2).mean(dim=-1, keepdim=True) + shape.rms_norm_eps)
         return wide.flatten(1)
 
-    def solve(self) -> tuple[Tensor, Tensor]:
-        """The fit for inputs of unit mean square, ``[H, A T]``, and the scale that gives them, ``[A T]``.
+    def sizes(self) -> Tensor:
+        """Root mean square of each aux state ``[A T]``; ones when no row was added."""
+        if self.num_rows == 0:
+            return torch.ones_like(self._gram.diagonal())
+        return self._gram.diagonal().div(self.num_rows).sqrt()
+
+    def solve(self) -> Tensor:
+        """``[H, A T]`` weights of ``fc``.
 
         Raises:
             DataError: no supervised row was added.
         """
         if self.num_rows == 0:
             raise DataError("no supervised row to fit fc to", hint="set train.warm_start to head")
-        scale = self._gram.diagonal().div(self.num_rows).sqrt()
+        scale = self.sizes()
         scale = torch.where(scale > 0, scale, torch.ones_like(scale))
         gram = self._gram / self.num_rows / scale / scale.unsqueeze(1)
         cross = self._cross / self.num_rows / scale.unsqueeze(1)
         gram.diagonal().add_(RIDGE)
-        solution: Tensor = torch.cholesky_solve(cross, torch.linalg.cholesky(gram))
-        return solution.T, scale.reciprocal()
+        solution = torch.cholesky_solve(cross, torch.linalg.cholesky(gram))
+        return (solution / scale.unsqueeze(1)).T
 
 
 def fit_fc(
@@ -123,28 +131,30 @@ def fit_fc(
     samples: Iterable[TrainingSample],
     norm_weight: Tensor,
     *,
-    max_rows: int = RIDGE_TOKENS,
+    solve: bool = True,
+    max_rows: int = RIDGE_ROWS,
 ) -> int:
-    """Set ``fc`` by ridge regression over samples until ``max_rows`` rows; the number of rows used.
+    """Measure the aux states over samples until ``max_rows`` rows, and fit ``fc``; the rows looked at.
+
+    Args:
+        solve: set ``fc`` by ridge regression; otherwise its parameters stay and only its column sizes are
+            taken.
 
     Raises:
-        DataError: the samples have no supervised row.
+        DataError: ``fc`` is to be fitted and the samples have no supervised row.
     """
     fit = RidgeFit(drafter, norm_weight)
     for sample in samples:
         fit.add(sample)
         if fit.num_rows >= max_rows:
             break
-    weight, scale = fit.solve()
-    with torch.no_grad():
-        if drafter.shape.normed_feedback:
-            # The norms' weights take the scale, so that all of fc learns at one rate.
-            parts = scale.chunk(drafter.shape.num_aux)
-            for i, norm in enumerate(drafter.fc_norm):
-                norm.get_parameter("weight").copy_(parts[i])
-        else:
-            weight = weight * scale
-        drafter.fc.weight.copy_(weight)
+    parameter = drafter.fc.weight.detach().clone()
+    drafter.fc.set_sizes(fit.sizes())
+    if solve:
+        drafter.fc.set_plain_weight(fit.solve())
+    else:
+        with torch.no_grad():  # random numbers that were meant for columns of size one
+            drafter.fc.weight.copy_(parameter)
     return fit.num_rows
 
 
@@ -162,7 +172,7 @@ def give_first_weights(
     norm_weight: Tensor,
     samples: SampleSource,
 ) -> int:
-    """The weights a run begins with, as ``settings.warm_start`` says; rows the fit used (0 without one).
+    """The weights a run begins with, as ``settings.warm_start`` says; the supervised rows looked at.
 
     Raises:
         ConfigError: drafter and target differ in width.
@@ -170,7 +180,12 @@ def give_first_weights(
     """
     drafter.initialise(settings.seed)
     start_from_head(drafter, head, norm_weight, vocabulary)
-    if settings.warm_start == "head":
-        return 0
+    ridge = settings.warm_start == "head+ridge"
     order = epoch_order(list(samples.lengths()), settings.seed, -1)
-    return fit_fc(drafter, (samples.load([name])[0] for name in order), norm_weight)
+    return fit_fc(
+        drafter,
+        (samples.load([name])[0] for name in order),
+        norm_weight,
+        solve=ridge,
+        max_rows=RIDGE_ROWS if ridge else SIZE_ROWS,
+    )
