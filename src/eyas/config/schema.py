@@ -186,8 +186,8 @@ class TrainConfig(Section):
     """Weight of step j is gamma^j."""
     loss: Literal["soft_ce", "kl", "lk", "mixed"] = "soft_ce"
     """``lk`` maximises the accepted mass directly; ``mixed`` is soft_ce + lk."""
-    warm_start: Literal["head", "head+ridge"] = "head+ridge"
-    """From the target: head rows and norm; with ``ridge``, ``fc`` by a closed-form fit too."""
+    warm_start: Literal["head", "head+ridge", "head+ridge+token"] = "head+ridge+token"
+    """From the target: head rows and norm; ``ridge``: a closed-form fit of ``fc``; ``token``: of the token too."""
     dtype: Literal["auto"] | Dtype = "auto"
     """Arithmetic of training (master weights are float32 or wider)."""
     seed: int = 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from eyas.base.errors import ConfigError, DataError
@@ -16,6 +17,7 @@ from eyas.drafter.rows import supervised_rows
 from eyas.drafter.schedule import epoch_order
 from eyas.drafter.settings import TrainSettings
 from eyas.drafter.source import SampleSource
+from eyas.drafter.tokenpath import start_on_own_row, start_token_path
 from eyas.drafter.vocabulary import DraftVocabulary
 
 NORM_SHARE = 0.5
@@ -54,21 +56,26 @@ def start_from_head(
 
 @dataclass
 class RidgeFit:
-    """Streamed normal equations of ``fc``: from aux states to the target's next last state.
+    """Streamed normal equations: from aux states, and the next token, to the target's next last state.
 
     The last state before the final norm's weight, ``h[t+1] / norm_weight``, has unit mean square and is
     what the drafter's own final norm and head turn into the logits of ``x[t+2]``. So ``fc`` fitted to it
     lets step 0 begin as a linear guess of the target's next state. Each aux state's column is
     penalised by its own mean square, which makes the fit blind to their very unequal scales.
+
+    ``with_token`` fits the normed embedding of ``x[t+1]`` beside the aux states: what the layer can add
+    to the feature (see `eyas.drafter.tokenpath`) is then not asked of ``fc``.
     """
 
     drafter: EagleDrafter
     norm_weight: Tensor
+    with_token: bool = False
     num_rows: int = 0
 
     def __post_init__(self) -> None:
         shape, device = self.drafter.shape, self.drafter.fc.weight.device
-        width = shape.num_aux * shape.target_hidden_size
+        self._num_aux = shape.num_aux * shape.target_hidden_size
+        width = self._num_aux + (shape.hidden_size if self.with_token else 0)
         self._gram = torch.zeros(width, width, dtype=torch.float64, device=device)
         self._cross = torch.zeros(width, shape.hidden_size, dtype=torch.float64, device=device)
 
@@ -88,6 +95,9 @@ class RidgeFit:
             )
         device = self._gram.device
         inputs = self._inputs(sample.aux[torch.from_numpy(rows)].to(device))
+        if self.with_token:
+            following = np.asarray(sample.tokens, dtype=np.int64)[rows + 1]
+            inputs = torch.cat((inputs, self._embedded(torch.from_numpy(following).to(device))), dim=1)
         outputs = sample.last[torch.from_numpy(places)].to(device=device, dtype=torch.float64)
         outputs = outputs / _away_from_zero(self.norm_weight.to(device=device, dtype=torch.float64))
         finite = torch.isfinite(inputs).all(dim=1) & torch.isfinite(outputs).all(dim=1)
@@ -103,27 +113,35 @@ class RidgeFit:
             wide = wide * torch.rsqrt(wide.pow(2).mean(dim=-1, keepdim=True) + shape.rms_norm_eps)
         return wide.flatten(1)
 
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        wide = F.embedding(tokens, self.drafter.embedding).to(torch.float64)
+        return wide * torch.rsqrt(wide.pow(2).mean(dim=-1, keepdim=True) + self.drafter.shape.rms_norm_eps)
+
     def sizes(self) -> Tensor:
         """Root mean square of each aux state ``[A T]``; ones when no row was added."""
+        return self._all_sizes()[: self._num_aux]
+
+    def _all_sizes(self) -> Tensor:
         if self.num_rows == 0:
             return torch.ones_like(self._gram.diagonal())
         return self._gram.diagonal().div(self.num_rows).sqrt()
 
-    def solve(self) -> Tensor:
-        """``[H, A T]`` weights of ``fc``.
+    def solve(self) -> tuple[Tensor, Tensor | None]:
+        """``[H, A T]`` weights of ``fc``, and the map ``[H, H]`` of the token when it is fitted.
 
         Raises:
             DataError: no supervised row was added.
         """
         if self.num_rows == 0:
             raise DataError("no supervised row to fit fc to", hint="set train.warm_start to head")
-        scale = self.sizes()
+        scale = self._all_sizes()
         scale = torch.where(scale > 0, scale, torch.ones_like(scale))
         gram = self._gram / self.num_rows / scale / scale.unsqueeze(1)
         cross = self._cross / self.num_rows / scale.unsqueeze(1)
         gram.diagonal().add_(RIDGE)
         solution = torch.cholesky_solve(cross, torch.linalg.cholesky(gram))
-        return (solution / scale.unsqueeze(1)).T
+        weights = (solution / scale.unsqueeze(1)).T
+        return weights[:, : self._num_aux], weights[:, self._num_aux :] if self.with_token else None
 
 
 def fit_fc(
@@ -132,6 +150,7 @@ def fit_fc(
     norm_weight: Tensor,
     *,
     solve: bool = True,
+    with_token: bool = False,
     max_rows: int = RIDGE_ROWS,
 ) -> int:
     """Measure the aux states over samples until ``max_rows`` rows, and fit ``fc``; the rows looked at.
@@ -139,11 +158,12 @@ def fit_fc(
     Args:
         solve: set ``fc`` by ridge regression; otherwise its parameters stay and only its column sizes are
             taken.
+        with_token: fit the next token's own share too, and let the layer begin with it.
 
     Raises:
         DataError: ``fc`` is to be fitted and the samples have no supervised row.
     """
-    fit = RidgeFit(drafter, norm_weight)
+    fit = RidgeFit(drafter, norm_weight, with_token and solve)
     for sample in samples:
         fit.add(sample)
         if fit.num_rows >= max_rows:
@@ -151,7 +171,10 @@ def fit_fc(
     parameter = drafter.fc.weight.detach().clone()
     drafter.fc.set_sizes(fit.sizes())
     if solve:
-        drafter.fc.set_plain_weight(fit.solve())
+        weight, token_map = fit.solve()
+        drafter.fc.set_plain_weight(weight)
+        if token_map is not None:
+            start_token_path(drafter, token_map)
     else:
         with torch.no_grad():  # random numbers that were meant for columns of size one
             drafter.fc.weight.copy_(parameter)
@@ -180,12 +203,16 @@ def give_first_weights(
     """
     drafter.initialise(settings.seed)
     start_from_head(drafter, head, norm_weight, vocabulary)
-    ridge = settings.warm_start == "head+ridge"
+    ridge = settings.warm_start != "head"
+    with_token = settings.warm_start == "head+ridge+token"
+    if with_token:
+        start_on_own_row(drafter, settings.seed)
     order = epoch_order(list(samples.lengths()), settings.seed, -1)
     return fit_fc(
         drafter,
         (samples.load([name])[0] for name in order),
         norm_weight,
         solve=ridge,
+        with_token=with_token,
         max_rows=RIDGE_ROWS if ridge else SIZE_ROWS,
     )
