@@ -96,7 +96,10 @@ def _compare(project: Project, trained: Trained, folder: Path, context: RunConte
     shapes, layout or arithmetic do.
     """
     embedding = load_parts(project.resolved.model, "cpu", torch.float32).embedding
-    drafter = trained.drafter(embedding, EXPORT_DTYPE).to(torch.float32)
+    drafter = trained.drafter(embedding, torch.float32)
+    with torch.no_grad():  # weights only: the embedding is the target's own and stays as it is
+        for parameter in drafter.parameters():
+            parameter.copy_(parameter.to(EXPORT_DTYPE))
     reference = ReferenceDrafter(read_eagle3(folder), embedding, torch.float32)
     steps = project.config.train.steps
     worst = 0.0
