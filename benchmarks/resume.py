@@ -53,18 +53,19 @@ def make(layout: Layout, num_samples: int, samples_a_segment: int) -> None:
         rest = (f"{int(high):016x}{int(low):016x}" for high, low in
                 rng.integers(0, 2**63, (num_samples - len(stored), 2)))  # fmt: skip
         ids = [*(sample.id for sample in stored), *rest]
-        ledger.add_samples(
-            SampleEntry(id_, int(length), 1, "train", "benchmark")
-            for id_, length in zip(ids, lengths, strict=True)
-        )
-        for start in range(0, len(stored), samples_a_segment):
-            group = stored[start : start + samples_a_segment]
-            segment = encode_segment(group, "benchmark")
-            path = layout.segments / segment_name(start // samples_a_segment + 1, segment.checksum)
-            path.write_bytes(b"".join(bytes(buffer) for buffer in segment.buffers))
-            ledger.commit_segment(
-                path.name, segment.num_bytes, "benchmark", [(s.id, len(s.tokens), 1) for s in group]
+        with ledger.transaction():  # one for all: a benchmark need not survive a power cut
+            ledger.add_samples(
+                SampleEntry(id_, int(length), 1, "train", "benchmark")
+                for id_, length in zip(ids, lengths, strict=True)
             )
+            for start in range(0, len(stored), samples_a_segment):
+                group = stored[start : start + samples_a_segment]
+                segment = encode_segment(group, "benchmark")
+                path = layout.segments / segment_name(start // samples_a_segment + 1, segment.checksum)
+                path.write_bytes(b"".join(bytes(buffer) for buffer in segment.buffers))
+                ledger.commit_segment(
+                    path.name, segment.num_bytes, "benchmark", [(s.id, len(s.tokens), 1) for s in group]
+                )
         ledger.lease(ids[-100:], ledger.start_attempt())
 
 
@@ -108,7 +109,14 @@ def child() -> None:
     times = decide(Layout(Path(sys.argv[1])))
     megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
     print(
-        json.dumps({"steps": times, "seconds": round(sum(times.values()), 4), "megabytes": round(megabytes)})
+        json.dumps(
+            {
+                "steps": times,
+                "seconds": round(sum(times.values()), 4),
+                "cpu_seconds": round(time.process_time(), 4),
+                "megabytes": round(megabytes),
+            }
+        )
     )
 
 
