@@ -187,7 +187,7 @@ class TrainConfig(Section):
     loss: Literal["soft_ce", "kl", "lk", "mixed"] = "soft_ce"
     """``lk`` maximises the accepted mass directly; ``mixed`` is soft_ce + lk."""
     warm_start: Literal["head", "head+ridge", "head+ridge+token"] = "head+ridge+token"
-    """From the target: head rows and norm; ``ridge``: closed-form fit of ``fc``; ``token``: of its path too."""
+    """From the target: head rows and norm; ``ridge`` fits ``fc``, ``token`` the next token's path too."""
     dtype: Literal["auto"] | Dtype = "auto"
     """Arithmetic of training (master weights are float32 or wider)."""
     seed: int = 0
