@@ -143,12 +143,14 @@ def _attempt(
         number = ledger.start_attempt({"verb": verb, "pid": os.getpid()}, at_least=next_number(layout.logs))
         attempt = Attempt(layout.logs, number, verb)
         outcome: dict[str, object] = {"outcome": "done"}
+        if retry_failed:
+            ledger.retry_failed()
         try:
             if "extract" not in to_redo:
                 _require_place(project, ledger, RecordedProgress(attempt, progress("store"), "store"))
             for stage in stages:
                 listener = RecordedProgress(attempt, progress(stage.name), stage.name)
-                context = RunContext(ledger, listener, stop, number, retry_failed)
+                context = RunContext(ledger, listener, stop, number)
                 with named_storage_errors(layout.root):
                     _run_one(stage, project, context, attempt, stage.name in to_redo, result)
                 to_redo.discard(stage.name)

@@ -66,7 +66,6 @@ class RunContext:
     progress: Progress
     stop: StopFlag
     attempt: int
-    retry_failed: bool = False
 
 
 class Stage(Protocol):

@@ -75,8 +75,6 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
     items = [_Item(sample.id, sample.tokens, sample.spans) for sample in _list_samples(layout, ledger)]
     ledger.release_leases()
     _mend(layout, ledger, context)
-    if context.retry_failed:
-        ledger.retry_failed()
     before = ledger.counts()["stored"]
     started = time.monotonic()
     todo = set(ledger.pending())
