@@ -43,7 +43,8 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
         context.stop,
         {"recipe": prepare_recipe(project)},
     )
-    return {key: statistics[key] for key in ("records", "kept", "turns", "samples") if key in statistics}
+    counted = "turns" if project.config.regenerate.enabled else "samples"
+    return {key: statistics[key] for key in ("records", "kept", counted)}
 
 
 def prepare(
