@@ -89,7 +89,7 @@ def test_terminated_in_the_middle_and_resumed(finished: Path, target: Path, tmp_
                 process.send_signal(signal.SIGTERM)
                 break
             time.sleep(0.005)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=180)
         if process.returncode != 0:
             assert process.returncode == 143, err
             assert "state saved" in err
@@ -191,11 +191,11 @@ def test_a_damaged_segment_is_set_aside_and_redone(copy: Path, finished: Path, k
 def test_detach_logs_and_stop(target: Path, tmp_path: Path) -> None:
     root = make_project(tmp_path / "p", target)
     started = eyas_process("run", "--detach", "--project", root, "--json")
-    out, err = started.communicate(timeout=60)
+    out, err = started.communicate(timeout=180)
     assert started.returncode == 0, err
     pid = json.loads(out)["pid"]
     follow = eyas_process("logs", "--follow", "--project", root)
-    text, _ = follow.communicate(timeout=180)
+    text, _ = follow.communicate(timeout=400)
     assert "attempt started" in text
     assert "attempt ended" in text
     assert f"pid={pid}" in text

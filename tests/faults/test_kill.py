@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 from pathlib import Path
@@ -11,10 +10,9 @@ from typing import Any
 import pytest
 
 from tests.faults.forked import KILLED, kill_at_call, run_child, run_here
+from tests.faults.small import LONG, SEED
 from tests.projects import make_project, outcome, tiny_target
 
-LONG = bool(os.environ.get("EYAS_LONG_FAULTS"))
-SEED = int(os.environ.get("EYAS_SEED", random.SystemRandom().randrange(10**6)))
 NUM_KILLS = 1000 if LONG else 50
 COMMIT_CALLS = ("fsync", "rename", "replace")
 
