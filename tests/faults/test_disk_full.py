@@ -46,7 +46,7 @@ def test_a_disk_that_is_full_again_and_again(model: Path, expected: dict[str, An
     full = 0
     with tmpfs(place / "disk", "size=64k") as disk:
         root = small_project(disk / "p", model)
-        for size in range(64, 8000, 150 if LONG else 700):
+        for size in range(64, 8000, 150 if LONG else 300):
             remount(disk, f"size={size}k")
             code = run_child(root, overrides=STOP)
             if code == 0:
