@@ -6,7 +6,6 @@ import contextlib
 import errno
 import hashlib
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -14,10 +13,11 @@ from eyas.base.clock import boot_id
 from eyas.base.errors import EyasError, ProjectLocked
 from eyas.base.layout import Layout
 from eyas.base.progress import Progress
-from eyas.base.seal import SEAL_NAME, is_sealed
+from eyas.base.seal import SEAL_NAME, is_sealed, seal_faults
 from eyas.pipeline.lock import hold_lock
 from eyas.pipeline.order import STAGES
 from eyas.stages.project import Project
+from eyas.stages.protocol import Damage
 from eyas.store import scrub
 from eyas.store.faults import Fault
 from eyas.store.ledger import Ledger
@@ -107,12 +107,38 @@ def verify_project(
         progress.start("verify sealed folders", total=len(stages), unit="stages")
     for stage in stages:
         for damage in stage.damages(project, deep=deep):
-            place = os.path.relpath(damage.path, project.layout.root)
-            result.findings.append(Finding(stage.name, place, "seal", damage.detail))
+            result.findings += _named(stage.name, damage, project.layout, deep)
         if deep:
             progress.advance(1)
-    result.findings += _lost_seals(project.layout)
+    result.findings += _other_exports(project, result.findings, deep)
+    known = {finding.place for finding in result.findings}
+    result.findings += [lost for lost in _lost_seals(project.layout) if lost.place not in known]
     return result
+
+
+def _named(part: str, damage: Damage, layout: Layout, deep: bool) -> list[Finding]:
+    """A damage by its files: of a sealed folder, each that is not what was sealed."""
+    if is_sealed(damage.path):
+        found = [text.partition(": ") for text in seal_faults(damage.path, deep=deep)]
+        if found:
+            return [
+                Finding(part, str((damage.path / name).relative_to(layout.root)), "seal", detail)
+                for name, _, detail in found
+            ]
+    return [Finding(part, str(damage.path.relative_to(layout.root)), "seal", damage.detail)]
+
+
+def _other_exports(project: Project, found: list[Finding], deep: bool) -> list[Finding]:
+    """Faults of exports under names that the configuration does not hold now."""
+    layout, known = project.layout, {finding.place for finding in found}
+    others = sorted(layout.exports.iterdir()) if layout.exports.is_dir() else []
+    findings: list[Finding] = []
+    for folder in others:
+        if folder.name.startswith(".") or not is_sealed(folder):
+            continue
+        damage = Damage(folder, "")
+        findings += [f for f in _named("export", damage, layout, deep) if f.detail and f.place not in known]
+    return findings
 
 
 def _verify_store(
