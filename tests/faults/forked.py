@@ -62,6 +62,19 @@ def run_here(root: Path, stages: Sequence[Stage] = STAGES, overrides: Sequence[s
     return 0
 
 
+def start_child(root: Path, prepare: Callable[[], None] = lambda: None, overrides: Sequence[str] = ()) -> int:
+    """Run a project in a child; returns its pid at once."""
+    child = os.fork()
+    if child == 0:
+        code = 70
+        try:
+            prepare()
+            code = run_here(root, overrides=overrides)
+        finally:
+            os._exit(code)
+    return child
+
+
 def run_child(
     root: Path,
     *,
@@ -75,14 +88,7 @@ def run_child(
         kill_after_seconds: kill it then, if it still runs.
         prepare: called in the child first, to plant a fault.
     """
-    child = os.fork()
-    if child == 0:
-        code = 70
-        try:
-            prepare()
-            code = run_here(root, overrides=overrides)
-        finally:
-            os._exit(code)
+    child = start_child(root, prepare, overrides)
     deadline = None if kill_after_seconds is None else time.monotonic() + kill_after_seconds
     while True:
         pid, status = os.waitpid(child, os.WNOHANG)

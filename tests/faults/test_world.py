@@ -9,7 +9,6 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -24,22 +23,9 @@ from eyas.pipeline.attempt import attempt_folders, read_events
 from eyas.pipeline.order import STAGES
 from eyas.store.ledger import Ledger
 from eyas.store.reader import StoreReader
-from tests.faults.forked import error_of, run_child, run_here
+from tests.faults.forked import error_of, run_child, start_child
 from tests.faults.small import LONG, SEED, small_project, tmpfs
 from tests.projects import outcome
-
-
-def start(root: Path, prepare: Callable[[], None] = lambda: None, overrides: tuple[str, ...] = ()) -> int:
-    """Run a project in a child; returns its pid."""
-    child = os.fork()
-    if child == 0:
-        code = 70
-        try:
-            prepare()
-            code = run_here(root, overrides=overrides)
-        finally:
-            os._exit(code)
-    return child
 
 
 def stage_of(root: Path) -> str:
@@ -60,7 +46,7 @@ def await_stage(root: Path, child: int, stage: str) -> None:
 
 def half_done(root: Path, rng: random.Random) -> None:
     """Kill a run somewhere in its capture, or later."""
-    child = start(root)
+    child = start_child(root)
     await_stage(root, child, rng.choice(["extract", "train"]))
     time.sleep(rng.uniform(0, 0.5))
     os.kill(child, signal.SIGKILL)
@@ -78,7 +64,7 @@ def test_temporary_places_are_wiped(model: Path, expected: dict[str, Any], place
         tempfile.tempdir = None
         os.chdir(shared)
 
-    child = start(root, elsewhere)
+    child = start_child(root, elsewhere)
     while not ended(child):
         for folder in (temporary, shared):
             for path in folder.iterdir():
@@ -115,7 +101,7 @@ def test_the_ledger_is_deleted_or_old(model: Path, expected: dict[str, Any], pla
     for number, old in enumerate((False, True) * (10 if LONG else 1)):
         root = small_project(place / f"p{number}", model)
         layout = Layout(root)
-        child = start(root)
+        child = start_child(root)
         await_stage(root, child, "extract")
         time.sleep(rng.uniform(0, 0.3))
         os.kill(child, signal.SIGKILL)
@@ -167,7 +153,7 @@ def test_sigterm_stops_soon_and_loses_nothing(
     stage: str, model: Path, expected: dict[str, Any], place: Path
 ) -> None:
     root = small_project(place / "p", model)
-    child = start(root)
+    child = start_child(root)
     await_stage(root, child, stage)
     os.kill(child, signal.SIGTERM)
     asked = time.monotonic()
@@ -181,7 +167,7 @@ def test_sigterm_stops_soon_and_loses_nothing(
 
 def test_a_second_signal_ends_at_once(model: Path, expected: dict[str, Any], place: Path) -> None:
     root = small_project(place / "p", model)
-    child = start(root)
+    child = start_child(root)
     await_stage(root, child, "extract")
     os.kill(child, signal.SIGTERM)
     time.sleep(0.01)
