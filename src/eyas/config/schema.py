@@ -186,8 +186,8 @@ class TrainConfig(Section):
     """Weight of step j is gamma^j."""
     loss: Literal["soft_ce", "kl", "lk", "mixed"] = "soft_ce"
     """``lk`` maximises the accepted mass directly; ``mixed`` is soft_ce + lk."""
-    warm_start: Literal["head", "head+ridge", "head+ridge+token"] = "head+ridge+token"
-    """From the target: head rows and norm; ``ridge`` fits ``fc``, ``token`` the next token's path too."""
+    warm_start: Literal["head", "head+ridge", "head+ridge+layer"] = "head+ridge+layer"
+    """From the target: head rows and norm; ``ridge`` fits ``fc``, ``layer`` the layer's matrices too."""
     dtype: Literal["auto"] | Dtype = "auto"
     """Arithmetic of training (master weights are float32 or wider)."""
     seed: int = 0

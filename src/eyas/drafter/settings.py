@@ -10,7 +10,7 @@ import torch
 from eyas.base.errors import ConfigError
 
 LossKind = Literal["soft_ce", "kl", "lk", "mixed"]
-WarmStart = Literal["head", "head+ridge", "head+ridge+token"]
+WarmStart = Literal["head", "head+ridge", "head+ridge+layer"]
 
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -34,7 +34,7 @@ class TrainSettings:
     steps: int = 7
     gamma: float = 0.8
     loss: LossKind = "soft_ce"
-    warm_start: WarmStart = "head+ridge+token"
+    warm_start: WarmStart = "head+ridge+layer"
     dtype: str = "float32"
     seed: int = 0
     checkpoint_minutes: float = 10.0

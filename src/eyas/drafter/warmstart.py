@@ -12,6 +12,8 @@ from torch import Tensor
 
 from eyas.base.errors import ConfigError, DataError
 from eyas.drafter.batch import TrainingSample
+from eyas.drafter.linear import away_from_zero, ridge
+from eyas.drafter.mlpstart import STEPS, start_mlp
 from eyas.drafter.model import EagleDrafter
 from eyas.drafter.rows import supervised_rows
 from eyas.drafter.schedule import epoch_order
@@ -99,7 +101,7 @@ class RidgeFit:
             following = np.asarray(sample.tokens, dtype=np.int64)[rows + 1]
             inputs = torch.cat((inputs, self._embedded(torch.from_numpy(following).to(device))), dim=1)
         outputs = sample.last[torch.from_numpy(places)].to(device=device, dtype=torch.float64)
-        outputs = outputs / _away_from_zero(self.norm_weight.to(device=device, dtype=torch.float64))
+        outputs = outputs / away_from_zero(self.norm_weight.to(device=device, dtype=torch.float64))
         finite = torch.isfinite(inputs).all(dim=1) & torch.isfinite(outputs).all(dim=1)
         inputs, outputs = inputs[finite], outputs[finite]
         self._gram.addmm_(inputs.T, inputs)
@@ -134,13 +136,7 @@ class RidgeFit:
         """
         if self.num_rows == 0:
             raise DataError("no supervised row to fit fc to", hint="set train.warm_start to head")
-        scale = self._all_sizes()
-        scale = torch.where(scale > 0, scale, torch.ones_like(scale))
-        gram = self._gram / self.num_rows / scale / scale.unsqueeze(1)
-        cross = self._cross / self.num_rows / scale.unsqueeze(1)
-        gram.diagonal().add_(RIDGE)
-        solution = torch.cholesky_solve(cross, torch.linalg.cholesky(gram))
-        weights = (solution / scale.unsqueeze(1)).T
+        weights = ridge(self._gram / self.num_rows, self._cross / self.num_rows, RIDGE).T
         return weights[:, : self._num_aux], weights[:, self._num_aux :] if self.with_token else None
 
 
@@ -181,11 +177,6 @@ def fit_fc(
     return fit.num_rows
 
 
-def _away_from_zero(weight: Tensor) -> Tensor:
-    tiny = 1e-6
-    return torch.where(weight.abs() < tiny, torch.full_like(weight, tiny), weight)
-
-
 def give_first_weights(
     drafter: EagleDrafter,
     settings: TrainSettings,
@@ -203,16 +194,27 @@ def give_first_weights(
     """
     drafter.initialise(settings.seed)
     start_from_head(drafter, head, norm_weight, vocabulary)
-    ridge = settings.warm_start != "head"
-    with_token = settings.warm_start == "head+ridge+token"
-    if with_token:
+    solve = settings.warm_start != "head"
+    whole_layer = settings.warm_start == "head+ridge+layer"
+    if whole_layer:
         start_on_own_row(drafter, settings.seed)
     order = epoch_order(list(samples.lengths()), settings.seed, -1)
-    return fit_fc(
+    num_rows = fit_fc(
         drafter,
         (samples.load([name])[0] for name in order),
         norm_weight,
-        solve=ridge,
-        with_token=with_token,
-        max_rows=RIDGE_ROWS if ridge else SIZE_ROWS,
+        solve=solve,
+        with_token=whole_layer,
+        max_rows=RIDGE_ROWS if solve else SIZE_ROWS,
     )
+    if whole_layer:
+        start_mlp(
+            drafter,
+            (samples.load([name])[0] for name in order),
+            norm_weight,
+            gamma=settings.gamma,
+            seed=settings.seed,
+            steps=min(STEPS, settings.steps),
+            max_rows=RIDGE_ROWS,
+        )
+    return num_rows
