@@ -188,6 +188,9 @@ class TrainConfig(Section):
     """``lk`` maximises the accepted mass directly; ``mixed`` is soft_ce + lk."""
     warm_start: Literal["head", "head+ridge", "head+ridge+layer"] = "head+ridge+layer"
     """From the target: head rows and norm; ``ridge`` fits ``fc``, ``layer`` the layer's matrices too."""
+    start_from: str | None = None
+    """Folder of a trained drafter (ours or a published one) to go on from: its shape and draft vocabulary
+    are kept, and there is no warm start."""
     dtype: Literal["auto"] | Dtype = "auto"
     """Arithmetic of training (master weights are float32 or wider)."""
     seed: int = 0
@@ -200,6 +203,12 @@ class TrainConfig(Section):
     """Validations over the run; the last is at its end."""
     max_bad_steps: Annotated[int, Field(ge=1)] = 20
     """Steps in a row without a finite loss or gradient before the run stops."""
+
+    @model_validator(mode="after")
+    def _one_start(self) -> TrainConfig:
+        if self.start_from is not None and "warm_start" in self.model_fields_set:
+            raise ValueError("start_from and warm_start are two ways to begin; keep one of them")
+        return self
 
 
 class EvaluateConfig(Section):

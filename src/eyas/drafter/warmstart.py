@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -218,3 +218,36 @@ def give_first_weights(
             max_rows=RIDGE_ROWS,
         )
     return num_rows
+
+
+def start_from_weights(
+    drafter: EagleDrafter,
+    weights: Mapping[str, Tensor],
+    norm_weight: Tensor,
+    samples: SampleSource,
+    seed: int,
+) -> None:
+    """Weights of a drafter that was trained before, to go on from.
+
+    Args:
+        weights: by their checkpoint names, as `eyas.drafter.model` has them.
+        seed: decides which samples the sizes of aux states are measured on.
+
+    Raises:
+        ConfigError: a tensor is missing, unknown or of another shape.
+    """
+    order = epoch_order(list(samples.lengths()), seed, -1)
+    drafter.initialise(seed)
+    fit_fc(
+        drafter,
+        (samples.load([name])[0] for name in order),
+        norm_weight,
+        solve=False,
+        max_rows=SIZE_ROWS,
+    )
+    try:
+        drafter.load_state_dict({name: tensor.to(drafter.fc.weight) for name, tensor in weights.items()})
+    except RuntimeError as error:
+        raise ConfigError(
+            "these weights are not those of a drafter of this shape", why=str(error).splitlines()[-1].strip()
+        ) from error

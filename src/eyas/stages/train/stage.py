@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from eyas.base.errors import SealBroken
@@ -32,7 +33,10 @@ def train_recipe(project: Project, dtype: str) -> dict[str, object]:
         settings.pop(key)
     if settings["dtype"] == "auto":
         settings["dtype"] = dtype
+    start = settings.pop("start_from")
+    begun = {} if start is None else {"start": start_digest(project.source_path(start)) or "missing"}
     return {
+        **begun,
         "samples": sealed_digest(project.layout.samples),
         "store": recorded_capture_recipe(project) or {},
         "drafter": {
@@ -45,6 +49,21 @@ def train_recipe(project: Project, dtype: str) -> dict[str, object]:
         },
         "train": settings,
     }
+
+
+def start_digest(folder: Path) -> str | None:
+    """Identity of a drafter's folder: its configuration, and name and size of its weight files.
+
+    Cheap enough for a look at the project; what is read is checked against the configuration when
+    training begins. None: there is no drafter.
+    """
+    try:
+        digest = hashlib.sha256((folder / "config.json").read_bytes())
+        for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
+            digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+    except OSError:
+        return None
+    return digest.hexdigest()[:32]
 
 
 class TrainStage:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from eyas.base.errors import NotReady
@@ -21,13 +22,14 @@ from eyas.drafter.vocabulary import (
     load_vocabulary,
     save_vocabulary,
 )
-from eyas.drafter.warmstart import give_first_weights
+from eyas.drafter.warmstart import give_first_weights, start_from_weights
 from eyas.stages.chat_tools import end_tokens, load_tokenizer
 from eyas.stages.project import Project
 from eyas.stages.protocol import RunContext
 from eyas.stages.records import recorded_train_dtype
 from eyas.stages.stored_states import StoredSamples
 from eyas.stages.threads import set_threads
+from eyas.stages.train.begin import StartingDrafter, read_start
 from eyas.stages.train.stage import train_recipe
 from eyas.store.reader import StoreReader
 from eyas.store.samples import read_samples
@@ -57,10 +59,11 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
     wanted = project.config.train.dtype
     recorded = recorded_train_dtype(project) if wanted == "auto" else None
     dtype = recorded or resolve_dtype(wanted, device)[0]
-    settings = TrainSettings(**{**project.config.train.model_dump(), "dtype": dtype})
-    vocabulary = _vocabulary(project, context)
-    shape = _shape(project, vocabulary)
+    settings = TrainSettings(**{**project.config.train.model_dump(exclude={"start_from"}), "dtype": dtype})
     parts = load_parts(project.resolved.model, device, settings.master_dtype())
+    begun = read_start(project, parts)
+    vocabulary = _vocabulary(project, context, begun)
+    shape = begun.shape if begun is not None else _shape(project, vocabulary)
     drafter = EagleDrafter(shape, parts.embedding.to(settings.compute_dtype())).to(device)
     reader = StoreReader(layout.segments, ledger)
     entries = list(ledger.entries())
@@ -78,7 +81,7 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
             lambda path, reason: _set_aside(project, path, reason),
         ),
         recipe={"inputs": train_recipe(project, dtype)},
-        start=lambda: _start(drafter, settings, vocabulary, parts, samples, context),
+        start=lambda: _start(drafter, settings, vocabulary, parts, samples, begun, context),
         progress=context.progress,
         stop=context.stop,
     )
@@ -101,8 +104,15 @@ def _start(
     vocabulary: DraftVocabulary,
     parts: TargetParts,
     samples: StoredSamples,
+    begun: StartingDrafter | None,
     context: RunContext,
 ) -> None:
+    if begun is not None:
+        for note in begun.notes:
+            context.progress.say(note)
+        start_from_weights(drafter, begun.weights, parts.norm_weight, samples, settings.seed)
+        context.progress.say(f"training goes on from {begun.folder}")
+        return
     num_rows = give_first_weights(
         drafter, settings, vocabulary, head=parts.head, norm_weight=parts.norm_weight, samples=samples
     )
@@ -110,8 +120,8 @@ def _start(
         context.progress.say(f"fc starts from a ridge fit over {num_rows} rows")
 
 
-def _vocabulary(project: Project, context: RunContext) -> DraftVocabulary:
-    """The mapping on disk, or a new one; it is never made again while it is whole."""
+def _vocabulary(project: Project, context: RunContext, begun: StartingDrafter | None) -> DraftVocabulary:
+    """The mapping on disk, that of the drafter one starts from, or a new one; never made twice."""
     folder, resolved = project.layout.vocabulary, project.resolved
     if is_sealed(folder):
         return load_vocabulary(folder)
@@ -120,10 +130,18 @@ def _vocabulary(project: Project, context: RunContext) -> DraftVocabulary:
         if sample.split == "train":
             for start, end in sample.spans:
                 np.add.at(counts, sample.tokens[start:end], 1)
+    if begun is not None:
+        return _keep_vocabulary(begun.vocabulary, folder, counts, context)
     tokenizer = load_tokenizer(project)
     special = {*end_tokens(project, tokenizer), *getattr(tokenizer, "all_special_ids", ())}
     inside = [token for token in sorted(special) if 0 <= token < resolved.facts.vocab_size]
     vocabulary = build_vocabulary(counts, project.config.drafter.vocab_size, inside)
+    return _keep_vocabulary(vocabulary, folder, counts, context)
+
+
+def _keep_vocabulary(
+    vocabulary: DraftVocabulary, folder: Path, counts: npt.NDArray[np.int64], context: RunContext
+) -> DraftVocabulary:
     covered = vocabulary.coverage(counts)
     save_vocabulary(folder, vocabulary, {"coverage": covered, "size": vocabulary.size})
     context.progress.say(
