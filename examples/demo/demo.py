@@ -55,6 +55,13 @@ def show() -> None:
     table.add_row("all", str(report["num_prompts"]), f"{report['acceptance_length']:.3f}")
     console = Console(highlight=False)
     console.print(table)
+    predicted = report["prediction"]
+    if predicted:
+        lengths = {row["num_drafts"]: row for row in predicted["rows"]}
+        told = ", ".join(f"{k}: {lengths[k]['acceptance_length']:.2f}" for k in (1, 2, 3, 5, 8))
+        console.print(
+            f"predicted from stored states, {predicted['conversations']} conversations, by drafts: {told}"
+        )
     speed, equal = report["speed"], report["lossless"]
     console.print(
         f"tokens/s, one prompt at a time: {speed['plain_tokens_per_second']:.1f} without the drafter, "

@@ -54,6 +54,12 @@ def test_everything_is_there_and_a_second_run_finds_nothing_to_do(finished: Path
     assert report["num_prompts"] >= 2
     assert report["lossless"]["equal"] == report["num_answers"]
     assert sum(row["num_prompts"] for row in report["domains"].values()) == report["num_prompts"]
+    predicted = report["prediction"]["rows"]
+    assert [row["num_drafts"] for row in predicted] == list(range(1, 9))
+    metrics = [json.loads(line) for line in (finished / "drafter" / "metrics.jsonl").read_text().splitlines()]
+    last = [row for row in metrics if row["kind"] == "validation"][-1]
+    assert predicted[2]["acceptance_length"] == pytest.approx(last["walk_tau"])
+    assert all(row["low"] <= row["acceptance_length"] <= row["high"] for row in predicted)
     export = finished / "exports" / "eagle3"
     assert seal_faults(export) == []
     assert "Acceptance" in (export / "README.md").read_text()

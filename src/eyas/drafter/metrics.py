@@ -67,7 +67,7 @@ class ValidationTotals:
             alive = still
             self.chained[step] += alive.sum()
             followed[step, kept] = drafted == targets[kept + step]
-        for start, end in _runs(batch.query_rows, batch.query_bounds):
+        for start, end in answer_ranges(batch.query_rows, batch.query_bounds):
             rounds, accepted = walk(followed[:, start:end])
             self.walk_rounds += rounds
             self.walk_accepted += accepted
@@ -112,8 +112,8 @@ def walk(followed: npt.NDArray[np.bool_]) -> tuple[int, int]:
     return rounds, accepted
 
 
-def _runs(query_rows: npt.NDArray[np.int64], query_bounds: Sequence[int]) -> list[tuple[int, int]]:
-    """Ranges of places whose rows follow each other within one sample: one answer each."""
+def answer_ranges(query_rows: npt.NDArray[np.int64], query_bounds: Sequence[int]) -> list[tuple[int, int]]:
+    """Half-open ranges of places whose rows follow each other within one sample: one answer each."""
     breaks = set(query_bounds) | {int(i) + 1 for i in np.flatnonzero(np.diff(query_rows) != 1)}
     edges = sorted(breaks | {0, len(query_rows)})
     return list(itertools.pairwise(edges))

@@ -17,6 +17,7 @@ from eyas.chat.dialogue import EmittedAnswer
 from eyas.drafter.acceptance import AcceptanceCounts
 from eyas.drafter.speculate import Decoded, DecodeSettings, Drafting, decode
 from eyas.stages.chat_tools import load_renderer
+from eyas.stages.evaluate.prediction import PREDICTED, predict_from_store
 from eyas.stages.evaluate.prompts import HeldOut, by_length, held_out_conversations
 from eyas.stages.evaluate.stage import evaluation_recipe
 from eyas.stages.evaluate.ties import TIE_GAPS, tie_gap
@@ -104,6 +105,9 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
         raise DataError("no held-out prompt fits the target", hint="give shorter prompts")
     speed = _speed(decoder, timed, context) if timed else None
     report = _report(project, recipe, tally, speed, len(conversations), dtype)
+    report["prediction"] = predict_from_store(
+        project, context, drafting.drafter, trained.vocabulary, max_drafts=max(settings.num_drafts, PREDICTED)
+    )
     write_json(project.layout.evaluation, with_check(report))
     return {
         "prompts": len(conversations),
