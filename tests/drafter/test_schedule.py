@@ -26,6 +26,29 @@ def test_without_warmup_and_with_one_step():
     assert learning_rate(0, 1, peak=3.0, warmup=1.0, min_ratio=0.5) == 3.0
 
 
+def test_a_stable_rate_falls_at_the_end():
+    rates = [
+        learning_rate(i, 200, peak=2.0, warmup=0.05, min_ratio=0.1, schedule="wsd", decay=0.25)
+        for i in range(200)
+    ]
+    assert rates[:10] == pytest.approx([0.2 * (i + 1) for i in range(10)])
+    assert rates[10:150] == [2.0] * 140
+    assert all(b < a for a, b in pairwise(rates[149:]))
+    assert rates[-1] == pytest.approx(0.2)
+    # a quarter of the way down, one minus a square root has fallen by half
+    assert rates[149 + 50 // 4] == pytest.approx(0.2 + 1.8 * 0.5, rel=0.02)
+
+
+def test_a_decay_longer_than_what_is_left_begins_after_the_rise():
+    rates = [
+        learning_rate(i, 20, peak=1.0, warmup=0.5, min_ratio=0.0, schedule="wsd", decay=1.0)
+        for i in range(20)
+    ]
+    assert max(rates) == rates[9] == rates[10] == 1.0
+    assert rates[-1] == 0.0
+    assert all(b < a for a, b in pairwise(rates[10:]))
+
+
 IDS = st.dictionaries(st.text("abcdef", min_size=1, max_size=5), st.integers(1, 30), min_size=1, max_size=30)
 
 

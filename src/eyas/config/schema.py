@@ -172,8 +172,12 @@ class TrainConfig(Section):
     """Highest learning rate."""
     warmup: Fraction = 0.03
     """Share of the steps in which the rate rises."""
+    schedule: Literal["cosine", "wsd"] = "cosine"
+    """After the warm-up: ``cosine`` falls to the end, ``wsd`` stays and falls in the last ``decay``."""
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """Share of the steps in which ``wsd`` falls."""
     min_lr_ratio: Fraction = 0.05
-    """Where the cosine ends, as a share of ``lr``."""
+    """Where the schedule ends, as a share of ``lr``."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """AdamW's decay, on matrices only."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.95)

@@ -9,15 +9,35 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+Schedule = Literal["cosine", "wsd"]
 
 
-def learning_rate(step: int, total_steps: int, *, peak: float, warmup: float, min_ratio: float) -> float:
-    """Rate of optimizer step ``step`` (from 0): a linear rise over ``warmup`` of the steps, then a cosine."""
+def learning_rate(
+    step: int,
+    total_steps: int,
+    *,
+    peak: float,
+    warmup: float,
+    min_ratio: float,
+    schedule: Schedule = "cosine",
+    decay: float = 0.2,
+) -> float:
+    """Rate of optimizer step ``step`` (from 0), after a linear rise over ``warmup`` of the steps.
+
+    ``cosine`` falls from there to ``min_ratio`` of the peak (Loshchilov and Hutter, 2017). ``wsd`` (warm-up,
+    stable, decay) stays at the peak and falls over the last ``decay`` of the steps as one minus a square
+    root (Haegele et al., 2024).
+    """
     rising = math.ceil(total_steps * warmup)
     if step < rising:
         return peak * (step + 1) / rising
-    share = min(1.0, (step - rising) / max(1, total_steps - 1 - rising))
-    return peak * (min_ratio + (1 - min_ratio) * 0.5 * (1 + math.cos(math.pi * share)))
+    last = total_steps - 1
+    start = rising if schedule == "cosine" else max(rising, last - math.ceil(total_steps * decay))
+    share = min(1.0, max(0, step - start) / max(1, last - start))
+    high = 0.5 * (1 + math.cos(math.pi * share)) if schedule == "cosine" else 1 - math.sqrt(share)
+    return peak * (min_ratio + (1 - min_ratio) * high)
 
 
 def epoch_order(ids: Sequence[str], seed: int, epoch: int) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 
 from eyas.base.errors import ConfigError
+from eyas.drafter.schedule import Schedule
 
 LossKind = Literal["soft_ce", "kl", "lk", "mixed"]
 WarmStart = Literal["head", "head+ridge", "head+ridge+layer"]
@@ -28,6 +29,8 @@ class TrainSettings:
     lr: float = 1e-3
     warmup: float = 0.03
     min_lr_ratio: float = 0.05
+    schedule: Schedule = "cosine"
+    decay: float = 0.2
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.95)
     clip: float = 1.0

@@ -199,6 +199,7 @@ class Trainer:
     def _schedule(self) -> dict[str, Any]:
         settings = self._settings
         return {
+            "kind": settings.schedule,
             "peak": settings.lr,
             "warmup": settings.warmup,
             "min_ratio": settings.min_lr_ratio,
@@ -228,6 +229,8 @@ class Trainer:
             peak=settings.lr,
             warmup=settings.warmup,
             min_ratio=settings.min_lr_ratio,
+            schedule=settings.schedule,
+            decay=settings.decay,
         )
         total, sums, suspects = 0.0, [0.0] * settings.steps, list[str]()
         for batch in batches:
