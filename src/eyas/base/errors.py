@@ -181,7 +181,23 @@ class GateFailed(EyasError):
 
 
 class CaptureInvalid(EyasError):
-    """Captured states that must not be stored: wrong shape, not finite, constant, of other tokens."""
+    """Captured states that must not be stored: wrong shape, not finite, constant, of other tokens.
+
+    Args:
+        reason: one word that names the kind of fault, as the ledger and reports count it.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        reason: str = "invalid",
+        where: object = None,
+        why: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(what, where=where, why=why, hint=hint)
+        self.reason = reason
 
 
 class TrainingDiverged(EyasError):

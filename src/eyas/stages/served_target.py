@@ -1,0 +1,121 @@
+"""The target behind servers, as regenerate and extract open it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from eyas.base.errors import ConfigError
+from eyas.stages.project import Project
+from eyas.stages.protocol import RunContext
+from eyas.stages.threads import set_threads
+from eyas.store.recipe import StoreRecipe
+from eyas.targets.dtype import torch_dtype
+from eyas.targets.server.capturing import CaptureRules
+from eyas.targets.server.replica import Keeper
+from eyas.targets.server.settings import ClientSettings
+from eyas.targets.server.target import ServedAnswers, ServedTarget
+
+
+def is_served(project: Project) -> bool:
+    """Whether tokens and states come from servers."""
+    return project.config.target.kind != "local"
+
+
+def served_dtype(project: Project, recorded: str | None) -> str:
+    """The arithmetic of servers: as configured, as recorded, or what the model's configuration says.
+
+    The last is what engines take when they are not told; the canary's dump shows whether it is so.
+
+    Raises:
+        ConfigError: the dtype is unknown.
+    """
+    wanted = project.config.target.dtype
+    if wanted != "auto":
+        return wanted
+    found = recorded or project.resolved.facts.dtype
+    try:
+        torch_dtype(found)
+    except ConfigError as error:
+        raise ConfigError(
+            f"the target's config.json says dtype {found!r}, which eyas does not know",
+            where=project.resolved.model,
+            hint="set target.dtype to what the servers compute in",
+        ) from error
+    return found
+
+
+@contextmanager
+def capture_target(
+    project: Project,
+    context: RunContext,
+    recipe: StoreRecipe,
+    canary_tokens: Sequence[int],
+    longest: int,
+) -> Iterator[ServedTarget]:
+    """Servers set up for extraction, proven; ended or left alone afterwards as their keeper does.
+
+    Raises:
+        ServerUnreachable, TargetError, ConfigError: no server can be had.
+        Stopped: a signal came.
+    """
+    set_threads(project)
+    settings = ClientSettings.of(project.config, project.layout.root)
+    rules = CaptureRules(
+        project.resolved.facts,
+        recipe.aux_layers,
+        torch_dtype(recipe.compute_dtype),
+        torch_dtype(project.config.store.dtype),
+    )
+    with (
+        open_keeper(project, context, "capture") as keeper,
+        ServedTarget(
+            keeper,
+            rules,
+            project.resolved.model,
+            settings,
+            canary_tokens,
+            longest,
+            project.layout.root,
+            context.progress.say,
+            trust_remote_code=project.config.target.trust_remote_code,
+        ) as target,
+    ):
+        target.open(context.stop)
+        yield target
+
+
+@contextmanager
+def answering_target(project: Project, context: RunContext, probe: Sequence[int]) -> Iterator[ServedAnswers]:
+    """Plain servers, proven; see `capture_target`."""
+    settings = ClientSettings.of(project.config, project.layout.root)
+    with (
+        open_keeper(project, context, "generate") as keeper,
+        ServedAnswers(
+            keeper,
+            project.resolved.facts,
+            settings,
+            probe,
+            project.config.regenerate.batch_size,
+            project.layout.root,
+            context.progress.say,
+        ) as answers,
+    ):
+        answers.open(context.stop)
+        yield answers
+
+
+@contextmanager
+def open_keeper(project: Project, context: RunContext, mode: str) -> Iterator[Keeper]:
+    """Start or find the servers."""
+    from eyas.targets.serving.manager import Servers
+
+    with Servers.open(
+        project.config,
+        project.layout.root,
+        mode,
+        log_folder=project.layout.logs / f"attempt-{context.attempt:04d}",
+        stop=context.stop,
+        say=context.progress.say,
+    ) as servers:
+        yield servers
