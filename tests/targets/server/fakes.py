@@ -58,7 +58,12 @@ def tiny_server_model(target: LocalTarget, engine: Engine, layers: Sequence[int]
 
 @contextmanager
 def fake_server(
-    model: TinyModel, folder: Path, engine: Engine, dumps: Path | None, faults: Sequence[str] = (), **more: Any
+    model: TinyModel,
+    folder: Path,
+    engine: Engine,
+    dumps: Path | None,
+    faults: Sequence[str] = (),
+    **more: Any,
 ) -> Iterator[FakeServer]:
     """A running fake server; ended also when the test fails."""
     if dumps is not None:
