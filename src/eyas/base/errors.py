@@ -13,6 +13,8 @@ EyasError                      exit  1
 ├── ProjectLocked              exit 11
 ├── DiskFull                   exit 12
 ├── ServerUnreachable          exit 13
+│   ├── ServerNotStarted       exit 13
+│   └── ServerNotStopped       exit 13
 ├── DamageFound                exit 14   a file is not what was written
 │   ├── SealBroken
 │   └── SegmentDamaged
@@ -146,6 +148,14 @@ class ServerUnreachable(EyasError):
     """A server does not answer."""
 
     exit_code = 13
+
+
+class ServerNotStarted(ServerUnreachable):
+    """A server ended before it answered, or did not answer in time."""
+
+
+class ServerNotStopped(ServerUnreachable):
+    """A server was killed and something of it is still there: a process, its port, its GPU memory."""
 
 
 class DamageFound(EyasError):

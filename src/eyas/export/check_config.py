@@ -7,7 +7,7 @@ from typing import Any
 
 from eyas.config.target_facts import TargetFacts
 from eyas.export.dimensions import ARCHITECTURE, Eagle3Dimensions, plain_scaling, read_rope
-from eyas.export.engines import (
+from eyas.config.engine_layers import (
     IDS_KEY,
     SGLANG_COUNTS_INPUTS,
     engine_default,
