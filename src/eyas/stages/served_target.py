@@ -11,10 +11,15 @@ from eyas.stages.protocol import RunContext
 from eyas.stages.threads import set_threads
 from eyas.store.recipe import StoreRecipe
 from eyas.targets.dtype import torch_dtype
-from eyas.targets.server.capturing import CaptureRules
+from eyas.targets.server.capturing import Canary, CaptureRules
+from eyas.targets.server.heads import Heads
+from eyas.targets.server.reference import make_reference
 from eyas.targets.server.replica import Keeper
 from eyas.targets.server.settings import ClientSettings
 from eyas.targets.server.target import ServedAnswers, ServedTarget
+
+CANARY_TOKENS = 64
+"""Tokens of a real sample that the canary takes."""
 
 
 def is_served(project: Project) -> bool:
@@ -67,19 +72,15 @@ def capture_target(
         torch_dtype(recipe.compute_dtype),
         torch_dtype(project.config.store.dtype),
     )
+    model = project.resolved.model
+    tokens = tuple(int(token) for token in canary_tokens[:CANARY_TOKENS])
+    trust = project.config.target.trust_remote_code
+    canary = Canary(tokens, make_reference(model, tokens, trust_remote_code=trust))
+    heads = Heads.load(model)
+    root, say = project.layout.root, context.progress.say
     with (
         open_keeper(project, context, "capture") as keeper,
-        ServedTarget(
-            keeper,
-            rules,
-            project.resolved.model,
-            settings,
-            canary_tokens,
-            longest,
-            project.layout.root,
-            context.progress.say,
-            trust_remote_code=project.config.target.trust_remote_code,
-        ) as target,
+        ServedTarget(keeper, rules, canary, heads, model, settings, longest, root, say) as target,
     ):
         target.open(context.stop)
         yield target

@@ -22,6 +22,7 @@ FAULTS: dict[str, tuple[Scope, str]] = {
     "no_folder": ("server", "the dump folder is not here"),
     "wrong_states": ("server", "the states are not those of the target at these layers"),
     "busy": ("busy", "the server asks for a pause"),
+    "full": ("busy", "the server's dump folder is full"),
     "server_error": ("sample", "the server answered with an error of its own"),
     "refused": ("sample", "the server does not take the request"),
     "bad_reply": ("sample", "the reply is not what the protocol says"),

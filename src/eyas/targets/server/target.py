@@ -21,13 +21,11 @@ from eyas.targets.server.heads import Heads
 from eyas.targets.server.loop import LoopThread
 from eyas.targets.server.names import DumpNames, project_tag
 from eyas.targets.server.pool import Outcome, Pool
-from eyas.targets.server.reference import make_reference
 from eyas.targets.server.replica import Job, Keeper
 from eyas.targets.server.settings import ClientSettings
 
 P = TypeVar("P")
 
-CANARY_TOKENS = 64
 _TRIES = 3
 
 
@@ -52,14 +50,12 @@ class ServedTarget:
     """States from servers that are set up for extraction; see `CaptureTarget`.
 
     Args:
-        model: the target's folder, for norm, head and the canary's reference.
-        canary_tokens: a real prompt; the canary is cut from it.
+        canary: the prompt that proves each server.
+        heads: the target's own norm and head.
+        model: the target's folder.
         longest: tokens of the longest sample.
         root: of the project, whose name the dumps carry.
         say: takes one line for a person.
-
-    Raises:
-        TargetError: the folder's weights cannot be read.
     """
 
     any_layer = False
@@ -68,22 +64,18 @@ class ServedTarget:
         self,
         keeper: Keeper,
         rules: CaptureRules,
+        canary: Canary,
+        heads: Heads,
         model: Path,
         settings: ClientSettings,
-        canary_tokens: Sequence[int],
         longest: int,
         root: Path,
         say: Callable[[str], None],
-        *,
-        trust_remote_code: bool = False,
     ) -> None:
         self.facts: TargetFacts = rules.facts
-        self._rules, self._say = rules, say
-        tokens = tuple(int(token) for token in canary_tokens[:CANARY_TOKENS])
-        reference = make_reference(model, tokens, trust_remote_code=trust_remote_code)
-        self.canary = Canary(tokens, reference)
+        self._rules, self._canary, self._say = rules, canary, say
         names = DumpNames(project_tag(root))
-        self._work = Capturing(rules, Heads.load(model), self.canary, names, settings, model, longest)
+        self._work = Capturing(rules, heads, canary, names, settings, model, longest)
         self._outcomes: queue.Queue[Outcome[Prompt, Taken]] = queue.Queue()
         self._held: dict[str, Taken] = {}
         self._sent: Callable[[str], None] = lambda sample: None
@@ -108,7 +100,7 @@ class ServedTarget:
         """
         self._loop.wait(self._pool.start(), stop)
         engines = ", ".join(sorted(set(self.engines.values())))
-        self._say(f"canary: {engines} gives valid states; {self.canary.proves}")
+        self._say(f"canary: {engines} gives valid states; {self._canary.proves}")
 
     @property
     def engines(self) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 from eyas.targets.server.faults import ServerFault
 
 Engine = Literal["vllm", "sglang"]
-_ECHO_ERRORS = {"full": "busy", "rows": "rows", "bad-name": "bad_reply", "bad-request": "bad_reply"}
+_ECHO_ERRORS = {"full": "full", "rows": "rows", "bad-name": "bad_reply", "bad-request": "bad_reply"}
 """Codes of the echo's ``error`` as faults; others are a dump that could not be written."""
 
 
