@@ -17,6 +17,7 @@ from eyas.targets.server.reference import make_reference
 from eyas.targets.server.replica import Keeper
 from eyas.targets.server.settings import ClientSettings
 from eyas.targets.server.target import ServedAnswers, ServedTarget
+from eyas.targets.serving.manager import Mode, Servers
 
 CANARY_TOKENS = 64
 """Tokens of a real sample that the canary takes."""
@@ -107,10 +108,13 @@ def answering_target(project: Project, context: RunContext, probe: Sequence[int]
 
 
 @contextmanager
-def open_keeper(project: Project, context: RunContext, mode: str) -> Iterator[Keeper]:
-    """Start or find the servers."""
-    from eyas.targets.serving.manager import Servers
+def open_keeper(project: Project, context: RunContext, mode: Mode) -> Iterator[Keeper]:
+    """Start the servers, or find those that run.
 
+    Raises:
+        ServerUnreachable, TargetError, ConfigError: they do not come up, or as something else.
+        Stopped: a signal came.
+    """
     with Servers.open(
         project.config,
         project.layout.root,

@@ -1,4 +1,4 @@
-"""Every fault of the fake server at every request of a short run: nothing wrong is taken, each has its code."""
+"""Every fault of the fake server at every request of a short run: nothing wrong is taken, each has a code."""
 
 from __future__ import annotations
 

@@ -80,7 +80,10 @@ def _round(
     ledger, progress = context.ledger, context.progress
     room = project_room(project, progress, context.stop)
     by_id = {item.id: item for item in items}
-    prompts = [Prompt(item.id, item.tokens, last_rows(item.spans, len(item.tokens))) for item in items]
+    prompts = [
+        Prompt(item.id, item.tokens.tolist(), last_rows(item.spans, len(item.tokens)).tolist())
+        for item in items
+    ]
     num_bytes = 0
     for one in target.stream(prompts, context.stop, partial(_lease, ledger, context.attempt)):
         if isinstance(one, Failed):

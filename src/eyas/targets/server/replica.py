@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Literal, Protocol, TypeVar
@@ -37,7 +38,7 @@ class Keeper(Protocol):
     """Whoever starts, watches and stops servers."""
 
     @property
-    def servers(self) -> list[ServerInfo]:
+    def servers(self) -> Sequence[ServerInfo]:
         """All of them; entries change when one is started again."""
 
     def alive(self) -> list[bool]:
