@@ -102,12 +102,8 @@ class EyasConnector(KVConnectorBase_V1, SupportsHMA):
             tokens = list(request.prompt_token_ids or ())
             error = self._refuse(request, name, tokens, block_ids)
             if error is None:
-                self._coming.append(
-                    Save(request.request_id, str(name), tokens, list(block_ids[self._group]))
-                )
-            said = echo(
-                self._settings, name=name, rows=len(tokens), last=_LAST, engine=_ENGINE, error=error
-            )
+                self._coming.append(Save(request.request_id, str(name), tokens, list(block_ids[self._group])))
+            said = echo(self._settings, name=name, rows=len(tokens), last=_LAST, engine=_ENGINE, error=error)
             return error is None, {"eyas": said}
         except Exception as error:  # an exception here would end the engine
             _log.exception("eyas: a finished request was not understood")
@@ -244,5 +240,3 @@ def _group_of_states(kv_cache_config: Any) -> int:
     if len(found) > 1 or (not found and len(groups) > 1):
         raise RuntimeError(f"eyas: {len(found)} of {len(groups)} cache groups hold hidden states, not one")
     return found[0] if found else 0
-
-

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from eyas.config.engine_layers import engine_layer_ids
 from eyas.config.load import load_config
 from eyas.config.target_facts import read_target_facts
-from eyas.config.engine_layers import engine_layer_ids
 from eyas.export.layout import eagle3_config
 from tests.export import make
 

@@ -232,7 +232,9 @@ def _server_table(table: dict[str, Any]) -> dict[str, Any]:
     for key, value in table.items():
         simple = value if isinstance(value, list) else [value]
         if not all(isinstance(entry, bool | int | float | str | dict) for entry in simple):
-            raise ValueError(f"{key}: an argument is text, a number, true, false, a list of these, or a table")
+            raise ValueError(
+                f"{key}: an argument is text, a number, true, false, a list of these, or a table"
+            )
     return table
 
 

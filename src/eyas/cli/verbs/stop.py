@@ -8,9 +8,9 @@ import socket
 import time
 
 from eyas.base.errors import EyasError
+from eyas.base.process import process_start_ticks
 from eyas.cli.common import Common
 from eyas.cli.output import next_command, note, print_json
-from eyas.base.process import process_start_ticks
 from eyas.pipeline.lock import current_holder
 
 

@@ -27,7 +27,9 @@ class Address:
 
     def client(self, timeout: float) -> httpx.Client:
         """A client that asks this server only; proxies of the environment do not apply."""
-        verify: ssl.SSLContext | bool = ssl.create_default_context(cafile=self.ca_file) if self.ca_file else True
+        verify: ssl.SSLContext | bool = (
+            ssl.create_default_context(cafile=self.ca_file) if self.ca_file else True
+        )
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         return httpx.Client(
             base_url=self.url, headers=headers, timeout=timeout, verify=verify, trust_env=False

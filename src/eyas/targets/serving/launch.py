@@ -56,7 +56,9 @@ class Launch:
             }
         return [*self.start_words, *words(arguments)]
 
-    def variables(self, index: int, settings: Mapping[str, Any] | None, plugin: Path | None) -> dict[str, str]:
+    def variables(
+        self, index: int, settings: Mapping[str, Any] | None, plugin: Path | None
+    ) -> dict[str, str]:
         """The environment of replica ``index``: this process', then the tables', then the plugin's."""
         variables = {**os.environ, **self.environment}
         if self.replica_environment:

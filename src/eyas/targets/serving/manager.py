@@ -18,7 +18,7 @@ from eyas.config.schema import EyasConfig
 from eyas.config.server_arguments import Engine, Mode
 from eyas.targets.serving.address import Address
 from eyas.targets.serving.dumps import dump_base, project_id, sweep_dumps, sweep_orphans
-from eyas.targets.serving.launch import HOST, Launch, plan_launch
+from eyas.targets.serving.launch import Launch, plan_launch
 from eyas.targets.serving.proof import Expected, prove
 from eyas.targets.serving.records import ServerBook, ServerRecord
 from eyas.targets.serving.starting import Starter, running, stop_server, wait_healthy
@@ -318,12 +318,9 @@ class Servers:
                 hint="it is not eyas' server (serve.urls): start it, or give serve.start_seconds more",
             )
         model = starter.serve.model_name or Path(launch.model).name
-        expected = Expected(
-            launch.engine, launch.mode, model, launch.min_length, launch.layers, None, False
-        )
+        expected = Expected(launch.engine, launch.mode, model, launch.min_length, launch.layers, None, False)
         proven = prove(server.address, expected, starter.clock)
         server.model, server.dump_dir = proven.model, proven.dump_dir
         if self._canary is not None:
             self._canary(server)
         self._say(f"server {server.index} ({launch.engine}, {launch.mode}) is proven at {server.url}")
-

@@ -55,7 +55,9 @@ class Starter:
         key = os.environ.get(name)
         if not key:
             raise ConfigError(
-                f"the environment variable {name} is not set", where="serve.api_key_env", hint=f"export {name}=..."
+                f"the environment variable {name} is not set",
+                where="serve.api_key_env",
+                hint=f"export {name}=...",
             )
         return key
 
@@ -111,9 +113,7 @@ class Starter:
         )
         self.book.put(record)
         if dump_dir is not None:
-            write_owner(
-                dump_dir, new_owner(self.project, process.identity, launch.engine, server_started)
-            )
+            write_owner(dump_dir, new_owner(self.project, process.identity, launch.engine, server_started))
         return record
 
     def wait_ready(self, record: ServerRecord) -> ServerRecord:
