@@ -139,7 +139,7 @@ class _Plugin:
             gathered.error = gathered.error or rows.error
         elif rows.before != gathered.num_rows:
             gathered.error = gathered.error or (
-                f"rows: {rows.before} tokens came from a cache or another pass, {gathered.num_rows} were captured"
+                f"rows: {rows.before} tokens came before this pass, {gathered.num_rows} of them were captured"
             )
         else:
             # on a CPU these are views of the whole batch, which would be kept alive

@@ -90,7 +90,7 @@ class ServerBook:
                 "the list of servers is damaged",
                 where=self._path,
                 why=str(error),
-                hint=f"end servers that still run (their processes carry EYAS_SERVER), then move {self._path.name} away",
+                hint=f"end servers that still run, then move {self._path.name} away",
             ) from error
 
     def put(self, record: ServerRecord) -> None:
