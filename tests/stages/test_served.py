@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-import time
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -268,15 +267,12 @@ def test_a_sample_that_kills_the_server_is_found_and_set_aside(
     real, deaths = TinyModel.states, [0]
 
     def deadly(self: TinyModel, tokens: Any, layers: Any = None) -> Any:
-        if list(tokens) == poison.tokens.tolist():
+        if list(tokens) == poison.tokens.tolist() and server.listening:
             deaths[0] += 1
-            threading.Thread(target=server.die).start()
-            time.sleep(0.2)
+            server.die()
         return real(self, tokens, layers)
 
     monkeypatch.setattr(TinyModel, "states", deadly)
-    canary_is_another = extract(project, "vllm", "--dry-run")
-    assert canary_is_another.code == 0
     done = extract(project, "vllm")
     assert done.code == 3, done.err
     assert deaths[0] == 3, "twice among others, once alone"

@@ -58,6 +58,7 @@ _GROUPS = {
             "stop": ("serve:stop", "Stop servers, and prove that nothing of them is left."),
             "status": ("serve:status", "Which servers run, in which mode, and how they are."),
             "logs": ("serve:logs", "The last lines of a server's output."),
+            "fake": ("serve_fake:fake", "A server of a small model with faults on order, for rehearsals."),
             "patch status": ("patch:status", "Where each declared edit of the engine's source stands."),
             "patch apply": ("patch:apply", "Apply declared edits; the originals are kept."),
             "patch restore": ("patch:restore", "Put the originals back."),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable
@@ -18,15 +19,15 @@ from typing import Any, Generic, Protocol, TypeVar
 from eyas.base.errors import DiskFull, EyasError, ServerUnreachable, TargetError
 from eyas.targets.server.connection import Connection
 from eyas.targets.server.faults import ServerFault
-from eyas.targets.server.replica import Job, Keeper, Replica
+from eyas.targets.server.replica import Job, Keeper, Replica, Suspect
 from eyas.targets.server.settings import ClientSettings
 
 P = TypeVar("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
-MAX_CONSECUTIVE = 3
-"""Failures in a row on one server before it has to prove itself."""
+MAX_SUSPECTS = 3
+"""Failures on one server without a success after them, before it has to prove itself."""
 MAX_PROOFS = 3
 """Failed proofs of a server that answers, before it is restarted or given up."""
 MAX_RESTARTS = 5
@@ -167,6 +168,7 @@ class Pool(Generic[P, R]):
             job = self._queue.popleft()
             replica.in_flight[job.key] = job
             replica.load += job.cost
+            job.sent_at = time.monotonic()
             if self._sent is not None:
                 self._sent(job.key)
             self._spawn(self._do(replica, job))
@@ -213,8 +215,9 @@ class Pool(Generic[P, R]):
     def _note_success(self, replica: Replica[P], job: Job[P], result: R, instance: str) -> None:
         self._emit(Outcome(job, result, None, replica.index))
         if replica.state == "ready" and replica.instance == instance:
-            replica.consecutive = replica.busy = replica.restarts = 0
-            self._tell_suspects(replica)
+            replica.busy = replica.restarts = 0
+            # only what was sent after a failure says that the server was sound then
+            self._tell_suspects(replica, before=job.sent_at)
 
     def _note_fault(self, replica: Replica[P], job: Job[P], fault: ServerFault) -> None:
         self.faults[fault.code] += 1
@@ -222,15 +225,14 @@ class Pool(Generic[P, R]):
             replica.busy += 1
             replica.load -= job.cost
             self._queue.appendleft(job)
-            if replica.busy > MAX_CONSECUTIVE:
+            if replica.busy > MAX_SUSPECTS:
                 self._doubt(replica)
             elif replica.state == "ready":
                 replica.state = "resting"
                 self._spawn(self._rest(replica))
             return
-        replica.suspects.append((job, fault))
-        replica.consecutive += 1
-        if fault.scope == "server" or replica.consecutive >= MAX_CONSECUTIVE:
+        replica.suspects.append(Suspect(job, fault, time.monotonic()))
+        if fault.scope == "server" or len(replica.suspects) >= MAX_SUSPECTS:
             self._doubt(replica)
 
     async def _rest(self, replica: Replica[P]) -> None:
@@ -260,7 +262,7 @@ class Pool(Generic[P, R]):
         again = replica.went_down or (replica.instance not in ("", instance))
         replica.breaker.succeeded()
         replica.instance, replica.went_down, replica.state = instance, False, "ready"
-        replica.consecutive = replica.busy = 0
+        replica.busy = 0
         replica.doubt.clear()
         if again:
             self._requeue_suspects(replica)
@@ -317,15 +319,16 @@ class Pool(Generic[P, R]):
         else:
             self._say(f"{replica.info.url} is given up; the others go on ({error.what})")
 
-    def _tell_suspects(self, replica: Replica[P]) -> None:
-        """The server is sound: what failed there failed by itself."""
-        for job, fault in replica.suspects:
-            self._emit(Outcome(job, None, fault, replica.index))
-        replica.suspects.clear()
+    def _tell_suspects(self, replica: Replica[P], before: float = math.inf) -> None:
+        """The server is sound: what failed there before that failed by itself."""
+        for suspect in [one for one in replica.suspects if one.at <= before]:
+            replica.suspects.remove(suspect)
+            self._emit(Outcome(suspect.job, None, suspect.fault, replica.index))
 
     def _requeue_suspects(self, replica: Replica[P], *, died: bool = True) -> None:
         """The server was to blame; only a job that was alone with it when it died is told so."""
-        for job, fault in replica.suspects:
+        for suspect in replica.suspects:
+            job, fault = suspect.job, suspect.fault
             if died and fault.scope == "server":
                 if job.solo:
                     self.faults["died"] += 1

@@ -62,17 +62,28 @@ class Job(Generic[Payload]):
         cost: what it takes of a server's budget.
         payload: whatever the work needs.
         deaths: how often a server died while this was in flight.
+        sent_at: monotonic time of the last try.
     """
 
     key: str
     cost: int
     payload: Payload
     deaths: int = 0
+    sent_at: float = 0.0
 
     @property
     def solo(self) -> bool:
         """Sent alone from now on, so that the next death has a culprit."""
         return self.deaths >= 2
+
+
+@dataclass(frozen=True)
+class Suspect(Generic[Payload]):
+    """A job that failed, with its fault and when; whether it or the server is to blame is open."""
+
+    job: Job[Payload]
+    fault: ServerFault
+    at: float
 
 
 @dataclass
@@ -82,7 +93,7 @@ class Replica(Generic[Payload]):
     Attributes:
         load: budget of jobs sent and not yet taken by the consumer.
         in_flight: jobs sent and not yet replied to.
-        suspects: jobs that failed since the last success, each with its fault; whom to blame is open.
+        suspects: jobs that failed, until the server is known to have been sound after that.
         instance: boot and start of the server at its last proof; empty before.
         went_down: no connection was had since the last proof.
         model: name to send with requests.
@@ -96,8 +107,7 @@ class Replica(Generic[Payload]):
     state: State = "doubted"
     load: int = 0
     in_flight: dict[str, Job[Payload]] = field(default_factory=dict)
-    suspects: list[tuple[Job[Payload], ServerFault]] = field(default_factory=list)
-    consecutive: int = 0
+    suspects: list[Suspect[Payload]] = field(default_factory=list)
     busy: int = 0
     instance: str = ""
     went_down: bool = False
