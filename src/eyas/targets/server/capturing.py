@@ -135,8 +135,8 @@ class Capturing:
         served = await replica.connection.model(replica.info.model)
         replica.model = served.name
         _check_weights(Path(served.path), self._model)
-        if served.max_tokens is not None and self._longest + 1 > served.max_tokens:
-            why = f"it takes {served.max_tokens} tokens, the longest sample has {self._longest} and one more"
+        if served.max_tokens is not None and self._longest > served.max_tokens:
+            why = f"it takes {served.max_tokens} tokens, the longest sample has {self._longest}"
             raise ServerFault("wrong_model", why)
         prompt = Prompt("canary", self._canary.tokens)
         taken, instance = await self._capture(replica, prompt, always_check_token=True)

@@ -47,7 +47,7 @@ class Connection:
         self._client = httpx.AsyncClient(
             base_url=url,
             headers=headers,
-            verify=settings.verify,
+            verify=settings.verify if url.startswith("https") else False,  # reading certificates takes time
             trust_env=False,  # a proxy for the outside is none for servers of one's own
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
             timeout=self._timeout(_LOOK_SECONDS),

@@ -45,22 +45,24 @@ class LoopThread:
                 stop.check()
 
     def items(
-        self, coroutine: Coroutine[Any, Any, None], items: queue.Queue[T], stop: StopFlag | None
+        self, coroutine: Coroutine[Any, Any, None], items: queue.Queue[T | None], stop: StopFlag | None
     ) -> Iterator[T]:
         """What a running coroutine puts into ``items``, until it ends.
 
         Ends early, without an error, when a stop is asked for: the caller has something to save first.
         """
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        future.add_done_callback(lambda _: items.put(None))
         try:
             while not (stop is not None and stop.requested):
-                done = future.done()  # before looking: what it emitted last is in the queue then
                 try:
-                    yield items.get(timeout=0 if done else _LOOK_SECONDS)
+                    item = items.get(timeout=_LOOK_SECONDS)
                 except queue.Empty:
-                    if done:
-                        future.result()
-                        return
+                    continue
+                if item is None:
+                    future.result()
+                    return
+                yield item
         finally:
             _cancel(future)
 

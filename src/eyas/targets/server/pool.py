@@ -277,6 +277,9 @@ class Pool(Generic[P, R]):
         gone = fault.code in _GONE
         if fault.code in ("unreachable", "reset"):
             replica.went_down = True
+        # it is to blame, so what failed there goes to another server, or waits; jobs it died with are counted
+        self._requeue_suspects(replica, died=gone)
+        self._wake.set()
         if replica.breaker.failures == 1:
             self._say(f"{replica.info.url} is not sound: {fault}")
         if replica.info.ours:

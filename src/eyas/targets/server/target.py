@@ -76,7 +76,7 @@ class ServedTarget:
         self._rules, self._canary, self._say = rules, canary, say
         names = DumpNames(project_tag(root))
         self._work = Capturing(rules, heads, canary, names, settings, model, longest)
-        self._outcomes: queue.Queue[Outcome[Prompt, Taken]] = queue.Queue()
+        self._outcomes: queue.Queue[Outcome[Prompt, Taken] | None] = queue.Queue()
         self._held: dict[str, Taken] = {}
         self._sent: Callable[[str], None] = lambda sample: None
         self._loop = LoopThread()
@@ -212,7 +212,7 @@ class ServedAnswers:
         say: Callable[[str], None],
     ) -> None:
         work = Answering(facts.vocab_size, probe, DumpNames(project_tag(root)), settings)
-        self._outcomes: queue.Queue[Outcome[Question, Answered]] = queue.Queue()
+        self._outcomes: queue.Queue[Outcome[Question, Answered] | None] = queue.Queue()
         self._loop = LoopThread()
         build = partial(Pool[Question, Answered], keeper, work, settings, requests)
         self._pool = self._loop.wait(_make(partial(build, self._outcomes.put, say)))
