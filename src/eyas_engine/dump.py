@@ -132,7 +132,8 @@ def encode(
     digest, kind = _new_hash()
     offset = 0
     for name, tensor in tensors.items():
-        data = memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+        numbers: Any = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+        data = memoryview(numbers)
         described[name] = {
             "dtype": _DTYPES[tensor.dtype],
             "shape": list(tensor.shape),

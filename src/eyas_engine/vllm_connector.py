@@ -196,7 +196,7 @@ class EyasConnector(KVConnectorBase_V1, SupportsHMA):
         if rows.is_cuda:
             host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
             host.copy_(rows, non_blocking=True)
-            event = torch.cuda.Event()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
             rows = host
         rows = rows[:num_tokens]
