@@ -65,6 +65,23 @@ def capture_target(
         ServerUnreachable, TargetError, ConfigError: no server can be had.
         Stopped: a signal came.
     """
+    with (
+        open_keeper(project, context, "capture") as keeper,
+        open_target(project, context, recipe, keeper, canary_tokens, longest) as target,
+    ):
+        yield target
+
+
+@contextmanager
+def open_target(
+    project: Project,
+    context: RunContext,
+    recipe: StoreRecipe,
+    keeper: Keeper,
+    canary_tokens: Sequence[int],
+    longest: int,
+) -> Iterator[ServedTarget]:
+    """The client of servers that somebody keeps, proven; see `capture_target`."""
     set_threads(project)
     settings = ClientSettings.of(project.config, project.layout.root)
     rules = CaptureRules(
@@ -79,10 +96,7 @@ def capture_target(
     canary = Canary(tokens, make_reference(model, tokens, trust_remote_code=trust))
     heads = Heads.load(model)
     root, say = project.layout.root, context.progress.say
-    with (
-        open_keeper(project, context, "capture") as keeper,
-        ServedTarget(keeper, rules, canary, heads, model, settings, longest, root, say) as target,
-    ):
+    with ServedTarget(keeper, rules, canary, heads, model, settings, longest, root, say) as target:
         target.open(context.stop)
         yield target
 
