@@ -6,12 +6,12 @@ import os
 import signal
 import sys
 import threading
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from eyas.base.errors import UsageError
 from eyas.cli.common import Common
 from eyas.cli.output import next_command, note, print_json
 
@@ -53,35 +53,22 @@ def fake(
         certificate: PEM file, for https.
         key: PEM file of the certificate's key.
     """
-    from eyas.targets.fake.dumps import TinyModel
-    from eyas.targets.fake.faults import parse_fault, read_schedule
-    from eyas.targets.fake.server import FakeServer, FakeSettings
-    from eyas.targets.local.model import LocalTarget
-    from eyas.targets.server.settings import read_api_key
-
-    schedule = [parse_fault(text) for text in fault] + (read_schedule(faults) if faults else [])
-    if mode == "capture" and dump_dir is None:
-        raise UsageError("a server that captures needs a folder for dumps", hint="give --dump-dir DIR")
-    if (certificate is None) != (key is None):
-        raise UsageError("https needs both a certificate and its key", hint="give --certificate and --key")
-    if dump_dir is not None:
-        dump_dir.mkdir(parents=True, exist_ok=True)
-    target = LocalTarget.load(model, "cpu", dtype)
-    layers = aux_layers or target.facts.default_aux_layers()
-    settings = FakeSettings(
+    # loaded by name: the command line itself stays free of torch
+    server = import_module("eyas.targets.fake.start").start_fake(
+        model,
         engine=engine,
         mode=mode,
-        model_folder=model.resolve(),
-        dump_folder=dump_dir.resolve() if dump_dir is not None and mode == "capture" else None,
-        faults=tuple(schedule),
-        model_name=name,
-        api_key=read_api_key(api_key_env),
+        dump_dir=dump_dir,
+        aux_layers=aux_layers,
+        port=port,
+        name=name,
+        dtype=dtype,
+        faults=fault,
+        schedule=faults,
+        api_key_env=api_key_env,
         certificate=certificate,
         key=key,
-        max_tokens=target.facts.max_position_embeddings,
-        process_dies=True,
     )
-    server = FakeServer(TinyModel(target, layers, before_norm=engine == "vllm"), settings, port=port)
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
@@ -89,7 +76,7 @@ def fake(
         print_json({"url": server.url, "pid": os.getpid(), "engine": engine, "mode": mode})
     else:
         print(server.url)
-        note(f"{engine}, {mode}, layers {list(layers)}, {len(schedule)} faults on order; Ctrl-C ends it")
+        note(f"{engine}, {mode}, {len(server.settings.faults)} faults on order; Ctrl-C ends it")
         next_command(f"eyas extract --set target.kind={engine} --set 'serve.urls=[\"{server.url}\"]'")
     sys.stdout.flush()
     ended.wait()
