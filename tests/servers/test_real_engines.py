@@ -1,4 +1,4 @@
-"""The whole way through the real engines, on a small set; minutes, since each start of an engine takes one."""
+"""The whole way through the real engines on a small set; each start of an engine takes about a minute."""
 
 from __future__ import annotations
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import threading
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -24,7 +26,7 @@ from eyas.store.samples import last_rows
 from eyas.targets.compare import relative_error
 from eyas.targets.fake.server import FakeServer
 from eyas.targets.local.model import LocalTarget
-from tests.cli.command import Finished, eyas
+from tests.cli.command import Finished, eyas, eyas_process
 from tests.projects import make_project, tiny_target
 from tests.targets.server.fakes import ENGINES, Engine, FixedKeeper, fake_server, keeper_of, tiny_server_model
 
@@ -374,6 +376,78 @@ def test_a_prompt_longer_than_the_server_takes_is_said_first(project: Path, serv
     done = extract(project, "vllm")
     assert done.code == 2
     assert "20 tokens" in done.err
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_schedules_add_up_and_store_nothing_wrong(
+    seed: int, project: Path, target: Path, servers: Servers
+) -> None:
+    """Several faults at once, on two servers; whatever happens, states are true and counts add up."""
+    random = Random(seed)
+    kinds = ["500", "busy", "reset", "garbage", "no-echo", "failed", "half", "flip", "stale", "swapped", "short",
+             "tokens", "wrong-layer", "wrong-width", "wrong-dtype", "nan", "zero", "constant", "wrong-model",
+             "returns"]  # fmt: skip
+    faults = []
+    for kind in random.sample(kinds, 5):
+        at = random.randrange(1, num_samples(project) + 2)
+        faults.append(f"{kind}@{at}" + (":0.3" if kind == "returns" else ""))
+    print(f"seed {seed}: {faults}")
+    engine = random.choice(ENGINES)
+    found = servers.start(engine, *faults, replicas=2)
+    total = num_samples(project)
+    for _ in range(3):
+        done = extract(project, engine, "--set", "client.tokens_in_flight=100")
+        assert done.code in (0, 3), done.err
+        counts = counts_of(project)
+        assert sum(counts.values()) == total
+        assert counts["in_flight"] == 0
+        assert require_true_states(project, target) == counts["stored"]
+        if done.code == 0:
+            break
+        assert eyas("extract", "--retry-failed", "--dry-run", "--project", project).code == 0
+    assert counts_of(project)["stored"] == total
+    print(f"seed {seed}: caused {dict(found[0].caused)}")
+    assert sum(found[0].caused.values()) >= 1
+
+
+def test_a_fake_server_of_the_command_line_killed_and_started_again(
+    project: Path, target: Path, tmp_path: Path
+) -> None:
+    """The verb in a process of its own, found by serve.urls; it dies for real, and the next run goes on."""
+    words = ("serve", "fake", target, "--dump-dir", tmp_path / "d", "--json", "--engine", "sglang")
+    total = num_samples(project)
+
+    def start(*more: str) -> tuple[Any, str]:
+        process = eyas_process(*words, *more)
+        lines = []
+        while not lines or lines[-1].rstrip() != "}":
+            lines.append(process.stdout.readline())
+            assert lines[-1], process.stderr.read()
+        return process, str(json.loads("".join(lines))["url"])
+
+    first, url = start("--fault", "dies@4")
+    try:
+        stopped = extract(
+            project, "sglang", "--set", f'serve.urls=["{url}"]', "--set", "serve.start_seconds=2"
+        )
+        assert first.wait(60) == 9
+    finally:
+        first.kill()
+    assert stopped.code == 13, stopped.err
+    kept = counts_of(project)
+    assert sum(kept.values()) == total
+    assert kept["set_aside"] == kept["failed"] == kept["in_flight"] == 0
+    second, url = start("--port", url.rpartition(":")[2], "--fault", "500@1", "--fault", "nan@3")
+    try:
+        done = extract(project, "sglang", "--set", f'serve.urls=["{url}"]')
+        assert done.code == 0, done.err
+        second.send_signal(signal.SIGTERM)
+        _, err = second.communicate(timeout=60)
+        assert second.returncode == 0
+        assert "'500': 1" in err
+    finally:
+        second.kill()
+    assert require_true_states(project, target) == total
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from eyas.base.errors import ConfigError
+from eyas.base.errors import ConfigError, ServerNotStarted, ServerUnreachable
 from eyas.stages.project import Project
 from eyas.stages.protocol import RunContext
 from eyas.stages.threads import set_threads
@@ -21,6 +21,9 @@ from eyas.targets.serving.manager import Mode, Servers
 
 CANARY_TOKENS = 64
 """Tokens of a real sample that the canary takes."""
+
+FIND_TRIES = 3
+"""How often a server that somebody else runs is asked what it is."""
 
 
 def is_served(project: Project) -> bool:
@@ -129,12 +132,27 @@ def open_keeper(project: Project, context: RunContext, mode: Mode) -> Iterator[K
         ServerUnreachable, TargetError, ConfigError: they do not come up, or as something else.
         Stopped: a signal came.
     """
-    with Servers.open(
-        project.config,
-        project.layout.root,
-        mode,
-        log_folder=project.layout.logs / f"attempt-{context.attempt:04d}",
-        stop=context.stop,
-        say=context.progress.say,
-    ) as servers:
+    with _open_servers(project, context, mode) as servers:
         yield servers
+
+
+def _open_servers(project: Project, context: RunContext, mode: Mode) -> Servers:
+    """`Servers.open`; one bad reply of a server that runs already ends no run."""
+    for left in reversed(range(FIND_TRIES)):
+        try:
+            return Servers.open(
+                project.config,
+                project.layout.root,
+                mode,
+                log_folder=project.layout.logs / f"attempt-{context.attempt:04d}",
+                stop=context.stop,
+                say=context.progress.say,
+            )
+        except ServerNotStarted:
+            raise
+        except ServerUnreachable as error:
+            if not left or not project.config.serve.urls:
+                raise
+            context.progress.say(f"asking again: {error.what} ({error.why})")
+            context.stop.check()
+    raise AssertionError("unreachable")
