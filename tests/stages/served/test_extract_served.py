@@ -1,4 +1,4 @@
-"""Extract and regenerate through fake servers: complete or stopped with the right code, and never wrong."""
+"""Extract through fake servers: complete or stopped with the right code, and never wrong."""
 
 from __future__ import annotations
 
@@ -7,131 +7,25 @@ import shutil
 import signal
 import threading
 from collections import namedtuple
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
-import torch
-import transformers
 
 from eyas.base.layout import Layout
-from eyas.stages import served_target
-from eyas.stages.stored_states import to_torch
 from eyas.store.ledger import Ledger
-from eyas.store.reader import StoreReader
-from eyas.store.samples import last_rows
-from eyas.targets.compare import relative_error
-from eyas.targets.fake.server import FakeServer
-from eyas.targets.local.model import LocalTarget
-from tests.cli.command import Finished, eyas, eyas_process
-from tests.projects import make_project, tiny_target
-from tests.targets.server.fakes import ENGINES, Engine, FixedKeeper, fake_server, keeper_of, tiny_server_model
+from tests.cli.command import eyas, eyas_process
+from tests.stages.served.helping import (
+    Servers,
+    counts_of,
+    extract,
+    num_samples,
+    require_true_states,
+)
+from tests.targets.server.fakes import ENGINES, Engine
 
 Usage = namedtuple("Usage", "total used free")
-LAYERS = (1, 3, 5)
-"""What ``auto`` gives for the six layers of the tiny target."""
-PATIENT = ("--set", "client.first_byte_seconds=60", "--set", "client.dump_seconds=30")
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_target(tmp_path_factory.mktemp("target") / "model")
-
-
-@pytest.fixture(scope="module")
-def model(target: Path) -> LocalTarget:
-    return LocalTarget.load(target)
-
-
-@pytest.fixture(scope="module")
-def answered(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project whose samples are ready to be captured."""
-    root = make_project(tmp_path_factory.mktemp("answered") / "p", target)
-    assert eyas("run", "--project", root, "--until", "regenerate").code == 0
-    return root
-
-
-@pytest.fixture
-def project(answered: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(answered, tmp_path / "p", symlinks=True))
-
-
-class Servers:
-    """Fake servers that take the place of those that eyas would start or find."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, model: LocalTarget, folder: Path, tmp: Path) -> None:
-        self._model, self._folder, self._tmp = model, folder, tmp
-        self._stack = ExitStack()
-        self.keeper = FixedKeeper([])
-        self.modes: list[str] = []
-
-        @contextmanager
-        def kept(project: Any, context: Any, mode: str) -> Iterator[FixedKeeper]:
-            self.modes.append(mode)
-            yield self.keeper
-
-        monkeypatch.setattr(served_target, "open_keeper", kept)
-
-    def start(
-        self, engine: Engine, *faults: str, dumping: bool = True, replicas: int = 1, **more: Any
-    ) -> list[FakeServer]:
-        """New servers; earlier ones are ended."""
-        self._stack.close()
-        tiny = tiny_server_model(self._model, engine, LAYERS if more.pop("right", True) else (1, 2, 4))
-        found = []
-        for number in range(replicas):
-            dumps = self._tmp / f"dumps-{number}" if dumping else None
-            server = fake_server(tiny, self._folder, engine, dumps, faults if number == 0 else (), **more)
-            found.append(self._stack.enter_context(server))
-        self.keeper = keeper_of(*found)
-        return found
-
-    def close(self) -> None:
-        self._stack.close()
-
-
-@pytest.fixture
-def servers(
-    monkeypatch: pytest.MonkeyPatch, model: LocalTarget, target: Path, tmp_path: Path
-) -> Iterator[Servers]:
-    found = Servers(monkeypatch, model, target, tmp_path)
-    yield found
-    found.close()
-
-
-def extract(root: Path, engine: str, *more: str) -> Finished:
-    return eyas("extract", "--project", root, "--set", f"target.kind={engine}", *PATIENT, *more)
-
-
-def counts_of(root: Path) -> dict[str, int]:
-    with Ledger.open_read_only(Layout(root).ledger) as ledger:
-        return {state: samples for state, (samples, _) in ledger.counts().items()}
-
-
-def num_samples(root: Path) -> int:
-    return int(json.loads((root / "data/samples/seal.json").read_text())["about"]["num_samples"])
-
-
-def require_true_states(root: Path, folder: Path) -> int:
-    """Compare every stored sample with transformers' own hidden states; returns how many there are."""
-    reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    layout = Layout(root)
-    with Ledger.open_read_only(layout.ledger) as ledger:
-        reader = StoreReader(layout.segments, ledger)
-        for name in reader.ids():
-            sample = reader.sample(name, check=True)
-            with torch.no_grad():
-                ids = torch.tensor([sample.tokens.tolist()])
-                hidden = reference(input_ids=ids, output_hidden_states=True).hidden_states
-            for slot, layer in enumerate(LAYERS):
-                error = relative_error(to_torch(sample.aux)[:, slot], hidden[layer][0])
-                assert error < 1e-4, (name, layer, error)
-            rows = last_rows(sample.spans, len(sample.tokens))
-            torch.testing.assert_close(to_torch(sample.last), hidden[-1][0][rows], rtol=1e-4, atol=1e-4)
-        return len(reader.ids())
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -384,9 +278,10 @@ def test_random_schedules_add_up_and_store_nothing_wrong(
 ) -> None:
     """Several faults at once, on two servers; whatever happens, states are true and counts add up."""
     random = Random(seed)
-    kinds = ["500", "busy", "reset", "garbage", "no-echo", "failed", "half", "flip", "stale", "swapped", "short",
-             "tokens", "wrong-layer", "wrong-width", "wrong-dtype", "nan", "zero", "constant", "wrong-model",
-             "returns"]  # fmt: skip
+    kinds = (
+        "500 busy reset garbage no-echo failed half flip stale swapped short tokens wrong-layer wrong-width "
+        "wrong-dtype nan zero constant wrong-model returns"
+    ).split()
     faults = []
     for kind in random.sample(kinds, 5):
         at = random.randrange(1, num_samples(project) + 2)
@@ -448,108 +343,3 @@ def test_a_fake_server_of_the_command_line_killed_and_started_again(
     finally:
         second.kill()
     assert require_true_states(project, target) == total
-
-
-@pytest.fixture
-def unanswered(target: Path, tmp_path: Path) -> Callable[[str], Path]:
-    def make(name: str) -> Path:
-        root = make_project(tmp_path / name, target)
-        assert eyas("prepare", "--project", root).code == 0
-        return root
-
-    return make
-
-
-def samples_of(root: Path) -> set[str]:
-    from eyas.store.samples import read_samples
-
-    return {sample.id for sample in read_samples(Layout(root).samples)}
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_greedy_answers_equal_the_local_ones(
-    engine: Engine, answered: Path, unanswered: Callable[[str], Path], servers: Servers
-) -> None:
-    root = unanswered("served")
-    servers.start(engine, dumping=False)
-    done = eyas("regenerate", "--project", root, "--set", f"target.kind={engine}", *PATIENT)
-    assert done.code == 0, done.err
-    assert servers.modes == ["generate"]
-    assert samples_of(root) == samples_of(answered)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_sampled_answers_have_streams_of_their_own(
-    engine: Engine, unanswered: Callable[[str], Path], servers: Servers
-) -> None:
-    warm = ("--set", "regenerate.temperature=0.8", "--set", "regenerate.top_p=0.9")
-    found = {}
-    for name, more in (
-        ("a", ()),
-        ("b", ("--set", "regenerate.batch_size=1")),
-        ("c", ("--set", "regenerate.seed=5")),
-    ):
-        root = unanswered(name)
-        servers.start(engine, dumping=False)
-        done = eyas("regenerate", "--project", root, "--set", f"target.kind={engine}", *warm, *more)
-        assert done.code == 0, done.err
-        found[name] = samples_of(root)
-    assert found["a"] == found["b"], "order and concurrency change nothing"
-    assert found["a"] != found["c"]
-
-
-@pytest.mark.parametrize(
-    "kind", ["500", "reset", "busy", "garbage", "endless", "cut", "wrong-model", "returns"]
-)
-def test_faults_of_answers_at_every_request(
-    kind: str, answered: Path, unanswered: Callable[[str], Path], servers: Servers
-) -> None:
-    codes = {
-        "500": "server_error", "reset": "reset", "busy": "busy", "garbage": "bad_reply",
-        "endless": "bad_answer", "cut": "bad_answer", "wrong-model": "wrong_model", "returns": "reset",
-    }  # fmt: skip
-    for position in range(1, 7):
-        root = unanswered(f"at-{position}")
-        [server] = servers.start(
-            "vllm", f"{kind}@{position}" + (":0.3" if kind == "returns" else ""), dumping=False
-        )
-        done = eyas("regenerate", "--project", root, "--json", "--set", "target.kind=vllm", *PATIENT)
-        assert done.code == 0, done.err
-        if server.caused[kind] == 0:  # the probe asks for no end tokens: nothing to cut there
-            assert (kind, position) in (("endless", 1), ("cut", 1)), position
-            continue
-        faults = done.json["numbers"]["regenerate"].get("faults", {})
-        if position > 1 or kind not in ("endless", "cut"):
-            assert codes[kind] in faults or "unreachable" in faults, (position, faults)
-        assert samples_of(root) == samples_of(answered), position
-
-
-def test_a_server_set_up_for_extraction_writes_no_answers(
-    unanswered: Callable[[str], Path], servers: Servers
-) -> None:
-    for engine in ENGINES:
-        root = unanswered(engine)
-        servers.start(engine)
-        done = eyas("regenerate", "--project", root, "--set", f"target.kind={engine}")
-        assert done.code == 2, done.err
-        assert "for_extraction" in done.err
-        assert not list((root / "data" / "answers").glob("turn-*"))
-
-
-def test_a_kill_in_the_middle_of_answers_loses_only_what_was_in_flight(
-    answered: Path, unanswered: Callable[[str], Path], servers: Servers
-) -> None:
-    root = unanswered("killed")
-    servers.start("sglang", "dies@6", dumping=False)
-    small = ("--set", "regenerate.batch_size=2", "--set", "target.kind=sglang")
-    stopped = eyas("regenerate", "--project", root, *small, "--set", "serve.start_seconds=1")
-    assert stopped.code == 13, stopped.err
-    kept = {path.name for path in (root / "data" / "answers").glob("turn-*")}
-    assert kept
-    servers.start("vllm", dumping=False)
-    done = eyas(
-        "regenerate", "--project", root, "--set", "regenerate.batch_size=2", "--set", "target.kind=vllm"
-    )
-    assert done.code == 0, done.err
-    assert kept <= {path.name for path in (root / "data" / "answers").glob("turn-*")}
-    assert samples_of(root) == samples_of(answered)
