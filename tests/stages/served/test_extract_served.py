@@ -278,10 +278,28 @@ def test_random_schedules_add_up_and_store_nothing_wrong(
 ) -> None:
     """Several faults at once, on two servers; whatever happens, states are true and counts add up."""
     random = Random(seed)
-    kinds = (
-        "500 busy reset garbage no-echo failed half flip stale swapped short tokens wrong-layer wrong-width "
-        "wrong-dtype nan zero constant wrong-model returns"
-    ).split()
+    kinds = [
+        "500",
+        "busy",
+        "reset",
+        "garbage",
+        "no-echo",
+        "failed",
+        "half",
+        "flip",
+        "stale",
+        "swapped",
+        "short",
+        "tokens",
+        "wrong-layer",
+        "wrong-width",
+        "wrong-dtype",
+        "nan",
+        "zero",
+        "constant",
+        "wrong-model",
+        "returns",
+    ]
     faults = []
     for kind in random.sample(kinds, 5):
         at = random.randrange(1, num_samples(project) + 2)
