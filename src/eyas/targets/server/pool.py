@@ -32,7 +32,7 @@ MAX_PROOFS = 3
 """Failed proofs of a server that answers, before it is restarted or given up."""
 MAX_RESTARTS = 5
 """Restarts of a server without a single success in between."""
-_GONE = ("unreachable", "reset", "hang", "busy")
+_GONE = ("unreachable", "reset", "hang", "busy", "full")
 """Faults of a proof that say nothing of what the server would give."""
 
 
@@ -117,11 +117,11 @@ class Pool(Generic[P, R]):
         self._queue = deque(sorted(jobs, key=lambda job: -job.cost))
         while True:
             self._send_what_fits()
-            if not self._queue and not any(r.in_flight for r in self.replicas):
+            if not any(replica.in_flight for replica in self.replicas):
                 suspects = [replica for replica in self.replicas if replica.suspects]
-                if not suspects:
+                if not suspects and not self._queue:
                     return
-                for replica in suspects:  # nothing more comes that could clear the server or them
+                for replica in suspects:  # nothing is under way that could clear the server or them
                     self._doubt(replica)
             await self._sleep_until_change()
 
@@ -274,6 +274,9 @@ class Pool(Generic[P, R]):
         self.faults[fault.code] += 1
         pause = replica.breaker.failed()
         away = time.monotonic() - replica.doubted_since
+        if fault.scope == "busy" and away < self._settings.away_seconds:
+            await asyncio.sleep(pause)
+            return
         gone = fault.code in _GONE
         if fault.code in ("unreachable", "reset"):
             replica.went_down = True
