@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import anyio
 import httpx
 
 from eyas.targets.server.faults import ServerFault
@@ -119,8 +118,8 @@ class Connection:
             raise ServerFault(code, f"{self.url}: {error or type(error).__name__}") from error
         except (httpx.TimeoutException, TimeoutError) as error:
             raise ServerFault("hang", f"{self.url} did not reply in {first_byte_seconds:g} s") from error
-        except (httpx.HTTPError, OSError, RuntimeError, anyio.ClosedResourceError) as error:
-            # the last two: this client was closed under the request, since its server is started anew
+        except (httpx.HTTPError, OSError, RuntimeError) as error:
+            # RuntimeError: this client was closed under the request, since its server is started anew
             raise ServerFault("reset", f"{self.url}: {error or type(error).__name__}") from error
 
 
