@@ -122,19 +122,22 @@ def status(
             view.state,
             view.record.url,
             view.record.process.pid,
-            view.record.started,
             f"{view.num_dumps} ({format_bytes(view.dump_bytes)})" if view.record.dump_dir else "-",
-            "eyas serve stop" if view.record.keep else "the run",
         ]
         for view in views
     ]
-    columns = ["server", "what", "state", "address", "process", "since", "dumps waiting", "ended by"]
+    columns = ["server", "what", "state", "address", "process", "dumps waiting"]
     if rows:
         table(None, columns, rows)
     else:
         note("no server of eyas runs")
     for url in project.config.serve.urls:
         note(f"somebody else's server: {url}")
+    for view in views:
+        if view.used_by is not None:
+            note(f"server {view.record.index} is used by eyas process {view.used_by}")
+        elif view.record.keep:
+            note(f"server {view.record.index} was started by eyas serve start and runs until eyas serve stop")
     next_command(f"eyas serve stop{common.suffix}" if rows else f"eyas serve start{common.suffix}")
     return 0
 
