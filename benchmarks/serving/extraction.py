@@ -20,7 +20,6 @@ python = "{python}"
 start_seconds = 1800
 [serve.args]
 enforce-eager = true
-dtype = "{dtype}"
 [serve.environment]
 VLLM_CPU_KVCACHE_SPACE = "1"
 VLLM_CPU_OMP_THREADS_BIND = "nobind"
@@ -34,7 +33,6 @@ python = "{python}"
 start_seconds = 1800
 [serve.args]
 device = "cpu"
-dtype = "{dtype}"
 attention-backend = "torch_native"
 sampling-backend = "pytorch"
 grammar-backend = "none"
@@ -46,6 +44,7 @@ max-total-tokens = 16384
 mem-fraction-static = 0.3
 [serve.environment]
 SGLANG_USE_CPU_ENGINE = "1"
+PYTHONPATH = "{standins}:{beside}"
 OMP_NUM_THREADS = "1"
 HF_HUB_OFFLINE = "1"
 """,
@@ -159,7 +158,11 @@ def _project(root: Path, engine: str, arguments: argparse.Namespace, samples: Se
     text = (
         arguments.serve.read_text()
         if arguments.serve is not None
-        else SERVE[engine].format(python=arguments.python, dtype=arguments.dtype)
+        else SERVE[engine].format(
+            python=arguments.python,
+            standins=REPOSITORY / "servers" / "sglang_cpu",
+            beside=Path(arguments.python).parents[1] / "sglang-cpu",
+        )
     )
     (root / "eyas.toml").write_text(
         f'format = 1\n[target]\nmodel = "{arguments.model.resolve()}"\nkind = "{engine}"\n'

@@ -61,11 +61,9 @@ def require_same(found: States, expected: States) -> float:
 
 
 @pytest.fixture(scope="module")
-def through_vllm(
-    engine_python: Path, smollm: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Path]:
+def through_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A project that went from prompts to an export with vLLM as its target."""
-    root = write_project(tmp_path_factory.mktemp("vllm") / "p", "vllm", smollm, engine_python)
+    root = write_project(tmp_path_factory.mktemp("vllm") / "p", "vllm")
     try:
         done = eyas("run", "--project", root)
         assert done.code == 0, done.err
@@ -106,12 +104,9 @@ def test_the_same_vllm_serves_the_drafter_as_evaluate_measured_it(through_vllm: 
     assert found.equal + found.ties == found.num_answers
 
 
-def test_sglang_gives_the_same_states(
-    through_vllm: Path, local_states: States, engine_python: Path, smollm: Path, tmp_path: Path
-) -> None:
+def test_sglang_gives_the_same_states(through_vllm: Path, local_states: States, tmp_path: Path) -> None:
     root = copy_without_store(through_vllm, tmp_path / "p")
-    text = write_project(tmp_path / "other", "sglang", smollm, engine_python)
-    shutil.copy(text / "eyas.toml", root / "eyas.toml")
+    shutil.copy(write_project(tmp_path / "other", "sglang") / "eyas.toml", root / "eyas.toml")
     try:
         done = eyas("extract", "--project", root)
         assert done.code == 0, done.err
