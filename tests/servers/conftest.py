@@ -21,13 +21,14 @@ def write_project(root: Path, engine: str, *, count: int = 10) -> Path:
     ]
     (root / "prompts.jsonl").write_text("\n".join(lines) + "\n")
     (root / "eyas.toml").write_text(
-        f'format = 1\n[target]\nmodel = "{real_target()}"\nkind = "{engine}"\ndtype = "float32"\ndevice = "cpu"\n'
+        f'format = 1\n[target]\nmodel = "{real_target()}"\nkind = "{engine}"\n'
+        'dtype = "float32"\ndevice = "cpu"\n'
         '[data]\nmax_seq_len = 256\nvalidation = 0.4\n[[data.sources]]\npath = "prompts.jsonl"\n'
         "[regenerate]\nmax_new_tokens = 24\nbatch_size = 5\n"
         '[store]\ndtype = "float32"\nsegment_seconds = 0.5\n'
         '[train]\nepochs = 3\nsteps = 3\nbatch_tokens = 512\ndtype = "float32"\nvalidations = 1\n'
         "[evaluate]\nmax_new_tokens = 24\ntiming_prompts = 0\n"
-        f"{table}"
+        f'{table}TEST_ROOT = "{root}"\n'  # by which what is left is found
     )
     return root
 

@@ -64,11 +64,19 @@ def make_certificate(tmp_path: Path) -> Callable[[], tuple[Path, Path]]:
     return make
 
 
+@pytest.fixture(scope="module")
+def prepared(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project whose prompts are ready to be answered."""
+    root = make_project(tmp_path_factory.mktemp("prepared") / "p", target)
+    assert eyas("prepare", "--project", root).code == 0
+    return root
+
+
 @pytest.fixture
-def unanswered(target: Path, tmp_path: Path) -> Callable[[str], Path]:
+def unanswered(prepared: Path, tmp_path: Path) -> Callable[[str], Path]:
+    """Makes copies of it, by name."""
+
     def make(name: str) -> Path:
-        root = make_project(tmp_path / name, target)
-        assert eyas("prepare", "--project", root).code == 0
-        return root
+        return Path(shutil.copytree(prepared, tmp_path / name, symlinks=True))
 
     return make

@@ -58,7 +58,7 @@ def test_faults_of_answers_at_every_request(
         "500": "server_error", "reset": "reset", "busy": "busy", "garbage": "bad_reply",
         "endless": "bad_answer", "cut": "bad_answer", "wrong-model": "wrong_model", "returns": "reset",
     }  # fmt: skip
-    for position in range(1, 7):
+    for position in (1, 2, 4, 6):
         root = unanswered(f"at-{position}")
         [server] = servers.start(
             "vllm", f"{kind}@{position}" + (":0.3" if kind == "returns" else ""), dumping=False
