@@ -82,7 +82,7 @@ class RegenerateConfig(Section):
     seed: int = 0
     """Each answer draws from a stream of its own, made of this and the prompt."""
     batch_size: Positive = 64
-    """Prompts answered together."""
+    """Prompts answered together; of servers, the answers that each has in hand."""
     truncated: Literal["keep", "drop"] = "keep"
     """What becomes of an answer that hit ``max_new_tokens``: kept without an end token, or dropped."""
 
