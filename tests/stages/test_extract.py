@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from eyas.base.layout import Layout
-from eyas.stages.extract.continuity import relative_error
 from eyas.store.ledger import Ledger
+from eyas.targets.compare import relative_error
 from eyas.targets.local.model import LocalTarget
 from tests.cli.command import eyas
 from tests.projects import make_project, store_content, tiny_target

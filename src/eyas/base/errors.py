@@ -13,6 +13,8 @@ EyasError                      exit  1
 ├── ProjectLocked              exit 11
 ├── DiskFull                   exit 12
 ├── ServerUnreachable          exit 13
+│   ├── ServerNotStarted       exit 13
+│   └── ServerNotStopped       exit 13
 ├── DamageFound                exit 14   a file is not what was written
 │   ├── SealBroken
 │   └── SegmentDamaged
@@ -148,6 +150,14 @@ class ServerUnreachable(EyasError):
     exit_code = 13
 
 
+class ServerNotStarted(ServerUnreachable):
+    """A server ended before it answered, or did not answer in time."""
+
+
+class ServerNotStopped(ServerUnreachable):
+    """A server was killed and something of it is still there: a process, its port, its GPU memory."""
+
+
 class DamageFound(EyasError):
     """A file is not what eyas wrote."""
 
@@ -181,7 +191,23 @@ class GateFailed(EyasError):
 
 
 class CaptureInvalid(EyasError):
-    """Captured states that must not be stored: wrong shape, not finite, constant, of other tokens."""
+    """Captured states that must not be stored: wrong shape, not finite, constant, of other tokens.
+
+    Args:
+        reason: one word that names the kind of fault, as the ledger and reports count it.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        reason: str = "invalid",
+        where: object = None,
+        why: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(what, where=where, why=why, hint=hint)
+        self.reason = reason
 
 
 class TrainingDiverged(EyasError):

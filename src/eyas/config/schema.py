@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -11,6 +11,7 @@ from eyas.base.units import parse_bytes
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0)]
 
 
 class Section(BaseModel):
@@ -24,12 +25,13 @@ class TargetConfig(Section):
 
     model: str
     """Folder of the target (config.json, tokenizer, safetensors)."""
-    kind: Literal["local"] = "local"
-    """Where states come from: ``local`` runs transformers in this process."""
+    kind: Literal["local", "vllm", "sglang"] = "local"
+    """Where tokens and states come from: transformers in this process, or servers of an engine."""
     device: str = "auto"
     """``auto`` (cuda when there is one), ``cpu``, ``cuda`` or ``cuda:1``."""
     dtype: Literal["auto"] | Dtype = "auto"
-    """Arithmetic of the target; ``auto`` is bfloat16 where the device multiplies it natively."""
+    """Arithmetic of the target; ``auto`` is bfloat16 where the device multiplies it natively, and for servers
+    what the model's configuration says."""
     trust_remote_code: bool = False
     """Run Python code that the model folder brings along (some tokenizers need it)."""
 
@@ -80,7 +82,7 @@ class RegenerateConfig(Section):
     seed: int = 0
     """Each answer draws from a stream of its own, made of this and the prompt."""
     batch_size: Positive = 64
-    """Prompts answered together."""
+    """Prompts answered together; of servers, the answers that each has in hand."""
     truncated: Literal["keep", "drop"] = "keep"
     """What becomes of an answer that hit ``max_new_tokens``: kept without an end token, or dropped."""
 
@@ -241,6 +243,107 @@ class ExportConfig(Section):
     """Refuse to export below this (exit code 15); 0 is no gate."""
 
 
+def _server_table(table: dict[str, Any]) -> dict[str, Any]:
+    for key, value in table.items():
+        simple = value if isinstance(value, list) else [value]
+        if not all(isinstance(entry, bool | int | float | str | dict) for entry in simple):
+            raise ValueError(
+                f"{key}: an argument is text, a number, true, false, a list of these, or a table"
+            )
+    return table
+
+
+ServerTable = Annotated[dict[str, Any], AfterValidator(_server_table)]
+"""Arguments of a server by name: ``true`` is a bare flag, ``false`` leaves one out, a list gives
+several words, a table is passed as JSON."""
+
+
+class PatchConfig(Section):
+    """An edit of an engine's source that a target needs, kept as a unified diff."""
+
+    name: str
+    """What it is called in ``eyas serve patch``."""
+    package: str
+    """Package in the engine's environment, as it is imported."""
+    file: str
+    """File within the package."""
+    diff: str
+    """The unified diff, relative to the project folder unless absolute."""
+    sha256_before: str
+    """SHA-256 of the file that the diff was made for."""
+    sha256_after: str
+    """SHA-256 of the file with the diff applied."""
+
+
+class ServeConfig(Section):
+    """Servers of the target: how they are started, found and stopped."""
+
+    engine: Literal["auto", "vllm", "sglang"] = "auto"
+    """What serves; ``auto`` is ``target.kind``, or vLLM when that is ``local``."""
+    python: str = ""
+    """Python of the engine's environment; empty: the one that runs eyas."""
+    command: tuple[str, ...] = ()
+    """Words that start the engine, before its arguments; empty: its module, run by ``python``."""
+    replicas: Positive = 1
+    """Servers that share the work."""
+    urls: tuple[str, ...] = ()
+    """Servers that somebody else started and stops; with these, eyas starts none."""
+    model_name: str = ""
+    """What the servers of ``urls`` call the target; empty: the name of its folder."""
+    args: ServerTable = {}
+    """Arguments in every mode, as in ``{ "tensor-parallel-size" = 8 }``."""
+    args_generate: ServerTable = {}
+    """Arguments of servers that answer prompts."""
+    args_capture: ServerTable = {}
+    """Arguments of servers that capture states."""
+    args_draft: ServerTable = {}
+    """Arguments of servers that serve an exported drafter."""
+    environment: dict[str, str] = {}
+    """Environment variables of a server."""
+    replica_environment: tuple[dict[str, str], ...] = ()
+    """Variables of each replica, in order, as ``CUDA_VISIBLE_DEVICES``; one table a replica."""
+    dump_dir: str = ""
+    """Where servers put captured states for eyas to take; empty: shared memory, or ``state/``."""
+    dump_limit: Size | None = None
+    """Most bytes of states that wait to be taken from one server; none: as the filesystem has."""
+    start_seconds: Annotated[float, Field(gt=0)] = 900.0
+    """How long a server may take until it answers; a model of 1T parameters takes 11 minutes."""
+    stop_seconds: Annotated[float, Field(gt=0)] = 60.0
+    """How long a server may take to end before it is killed."""
+    api_key_env: str = ""
+    """Environment variable that holds the servers' API key."""
+    ca_file: str = ""
+    """Certificates to trust for ``https`` in ``urls``."""
+    patches: tuple[PatchConfig, ...] = ()
+    """Edits of the engine's source, for ``eyas serve patch``."""
+
+    @model_validator(mode="after")
+    def _replicas_fit(self) -> ServeConfig:
+        if self.replica_environment and len(self.replica_environment) != self.replicas:
+            raise ValueError(
+                f"serve.replica_environment has {len(self.replica_environment)} tables for "
+                f"{self.replicas} replicas"
+            )
+        return self
+
+
+class ClientConfig(Section):
+    """How servers are asked for states and answers, and how patient eyas is with them."""
+
+    tokens_in_flight: Positive = 16384
+    """Prompt tokens sent to one server and not yet taken into the store."""
+    requests_in_flight: Positive = 256
+    """Most requests that one server has at a time."""
+    connect_seconds: Seconds = 10.0
+    """Patience with a connection."""
+    first_byte_seconds: Seconds = 300.0
+    """Patience with the reply to a captured prompt."""
+    dump_seconds: Seconds = 60.0
+    """Patience with a dump after its reply; within twice this time it is late, and taken."""
+    answer_seconds: Seconds = 1800.0
+    """Patience with a whole answer."""
+
+
 class EyasConfig(Section):
     """A whole ``eyas.toml``."""
 
@@ -259,6 +362,8 @@ class EyasConfig(Section):
     train: TrainConfig = TrainConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     export: ExportConfig = ExportConfig()
+    serve: ServeConfig = ServeConfig()
+    client: ClientConfig = ClientConfig()
 
     @model_validator(mode="after")
     def _answers_fit(self) -> EyasConfig:

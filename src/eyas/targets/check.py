@@ -55,15 +55,17 @@ def _check_form(
     what: str, states: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, sample: str
 ) -> None:
     if states.dtype != dtype:
-        raise _invalid(sample, f"{what} states are {states.dtype}, not {dtype}")
+        raise _invalid("wrong_dtype", sample, f"{what} states are {states.dtype}, not {dtype}")
     if states.ndim != len(shape):
-        raise _invalid(sample, f"{what} states have {states.ndim} dimensions, not {len(shape)}")
+        why = f"{what} states have {states.ndim} dimensions, not {len(shape)}"
+        raise _invalid("wrong_shape", sample, why)
     words = ("rows", "width") if len(shape) == 2 else ("rows", "layers", "width")
     for word, found, expected in zip(words, states.shape, shape, strict=True):
         if found != expected:
-            raise _invalid(sample, f"{what} states: {word} {found}, expected {expected}")
+            why = f"{what} states: {word} {found}, expected {expected}"
+            raise _invalid(f"wrong_{word}", sample, why)
     if states.device.type != "cpu" or not states.is_contiguous():
-        raise _invalid(sample, f"{what} states are not contiguous in main memory")
+        raise _invalid("wrong_memory", sample, f"{what} states are not contiguous in main memory")
 
 
 def _check_content(
@@ -80,16 +82,19 @@ def _check_content(
         exponents = chunk & exponent
         if exponents.max() == exponent:
             row, slot = np.argwhere(exponents == exponent)[0][:2]
-            raise _invalid(sample, f"{names[slot]}, row {start + row}: not finite")
+            values = chunk[row, slot] & magnitude
+            reason = "not_a_number" if (values > exponent).any() else "infinite"
+            why = f"{names[slot]}, row {start + row}: not finite"
+            raise _invalid(reason, sample, why)
         nonzero = ((chunk & magnitude) != 0).any(axis=2)
         alive |= nonzero.any(axis=0)
         for row, slot in np.argwhere((chunk[:, :, 1:] == chunk[:, :, :1]).all(axis=2)):
             # a whole layer of zeros is named as such below
             if nonzero[row, slot] or (alive[slot] and not zero_allowed[slot]):
-                raise _invalid(sample, f"{names[slot]}, row {start + row}: constant")
+                raise _invalid("constant", sample, f"{names[slot]}, row {start + row}: constant")
     for slot, name in enumerate(names):
         if not alive[slot]:
-            raise _invalid(sample, f"{name}: all zero")
+            raise _invalid("all_zero", sample, f"{name}: all zero")
 
 
 def _chunks(bits: np.ndarray[Any, Any]) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
@@ -98,5 +103,7 @@ def _chunks(bits: np.ndarray[Any, Any]) -> Iterator[tuple[int, np.ndarray[Any, A
         yield start, bits[start : start + rows]
 
 
-def _invalid(sample: str, why: str) -> CaptureInvalid:
-    return CaptureInvalid("captured states are not fit to store", where=sample or None, why=why)
+def _invalid(reason: str, sample: str, why: str) -> CaptureInvalid:
+    return CaptureInvalid(
+        "captured states are not fit to store", reason=reason, where=sample or None, why=why
+    )

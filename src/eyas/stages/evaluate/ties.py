@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
+from eyas.targets.compare import TIE_GAPS
 from eyas.targets.local.model import LocalTarget
 
-TIE_GAPS = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
-"""Largest gap of two logits that rounding can turn around, by arithmetic of the target."""
+__all__ = ["TIE_GAPS", "first_difference", "tie_gap"]
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:

@@ -7,6 +7,7 @@ import torch
 from eyas.stages.project import Project
 from eyas.stages.stored_states import to_torch
 from eyas.store.tensors import STORAGE_DTYPES, StoredTensor
+from eyas.targets.norm import final_norm
 from eyas.targets.parts import load_parts
 
 
@@ -23,10 +24,7 @@ class FinalNorm:
 
     def apply(self, states: StoredTensor) -> StoredTensor:
         """``x / rms(x) * weight`` for each row."""
-        x = to_torch(states).float()
-        return self._stored(
-            x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self._eps) * self._weight, states
-        )
+        return self._stored(final_norm(to_torch(states), self._weight, self._eps), states)
 
     def undo(self, states: StoredTensor) -> StoredTensor:
         """Rows of unit scale that the norm maps to ``states``: their lengths before it are not known."""

@@ -17,13 +17,8 @@ from eyas.store.reader import StoreReader
 from eyas.store.recipe import StoreRecipe
 from eyas.store.samples import last_rows
 from eyas.store.segment import CapturedSample
-from eyas.targets.local.model import LocalTarget
-
-TOLERANCE = 0.1
-"""Largest relative Frobenius error. Measured across engines: the right layer stays below 0.07, its
-neighbours lie above 0.13."""
-FIRST_ROW = 4
-"""Rows before it carry massive activations that would hide a wrong layer."""
+from eyas.targets.capture import CaptureTarget
+from eyas.targets.compare import TOLERANCE, relative_error
 
 
 def chosen_samples(ids: Sequence[str], count: int, attempt: int) -> list[str]:
@@ -31,16 +26,8 @@ def chosen_samples(ids: Sequence[str], count: int, attempt: int) -> list[str]:
     return sorted(ids, key=lambda id_: hashlib.sha256(f"{attempt}:{id_}".encode()).digest())[:count]
 
 
-def relative_error(found: torch.Tensor, stored: torch.Tensor) -> float:
-    """Frobenius norm of the difference over that of what is stored, first rows left out if others remain."""
-    if len(stored) > FIRST_ROW + 4:
-        found, stored = found[FIRST_ROW:], stored[FIRST_ROW:]
-    wide = stored.double()
-    return float((found.double() - wide).norm() / wide.norm().clamp(min=1e-30))
-
-
 def check_continuity(
-    target: LocalTarget, reader: StoreReader, recipe: StoreRecipe, ids: Sequence[str]
+    target: CaptureTarget, reader: StoreReader, recipe: StoreRecipe, ids: Sequence[str]
 ) -> float:
     """Capture stored samples again and compare; returns the largest error.
 
@@ -57,7 +44,8 @@ def check_continuity(
             error = relative_error(states.aux[:, slot], stored[:, slot])
             worst = max(worst, error)
             if error > TOLERANCE:
-                raise _broken(sample, f"aux layer {layer}", error, _nearest(target, sample, slot, layer))
+                nearest = _nearest(target, sample, recipe.aux_layers, slot)
+                raise _broken(sample, f"aux layer {layer}", error, nearest)
         rows = torch.from_numpy(last_rows(sample.spans, len(sample.tokens)))
         error = relative_error(states.last[rows], to_torch(sample.last))
         worst = max(worst, error)
@@ -66,16 +54,19 @@ def check_continuity(
     return worst
 
 
-def _nearest(target: LocalTarget, sample: CapturedSample, slot: int, layer: int) -> str:
+def _nearest(target: CaptureTarget, sample: CapturedSample, aux_layers: Sequence[int], slot: int) -> str:
     """Which layer of the present target fits what is stored best."""
-    layers = tuple(range(target.facts.num_layers + 1))
+    layer = aux_layers[slot]
+    layers = tuple(range(target.facts.num_layers + 1)) if target.any_layer else tuple(aux_layers)
     stored = to_torch(sample.aux)[:, slot]
     states = target.capture([sample.tokens.tolist()], layers, store_dtype=stored.dtype)[0]
-    errors = [relative_error(states.aux[:, k], stored) for k in layers]
+    errors = {k: relative_error(states.aux[:, place], stored) for place, k in enumerate(layers)}
     best = min(layers, key=lambda k: errors[k])
-    if errors[best] > TOLERANCE:
-        return "; no layer of the target fits: its weights or its arithmetic changed"
-    return f"; layer {best} fits ({errors[best]:.3f}): layers are shifted by {best - layer:+d}"
+    if errors[best] <= TOLERANCE:
+        return f"; layer {best} fits ({errors[best]:.3f}): layers are shifted by {best - layer:+d}"
+    if not target.any_layer:
+        return "; none of the layers that the server gives fits: its layers, weights or arithmetic changed"
+    return "; no layer of the target fits: its weights or its arithmetic changed"
 
 
 def _broken(sample: CapturedSample, what: str, error: float, more: str) -> ContinuityBroken:

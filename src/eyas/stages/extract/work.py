@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import gc
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
 
 from eyas.base.errors import CaptureInvalid, EyasError
@@ -21,12 +20,16 @@ from eyas.base.seal import require_seal
 from eyas.base.units import format_bytes
 from eyas.config.resolve import SAFETENSORS_DTYPE
 from eyas.stages.extract.continuity import check_continuity, chosen_samples
+from eyas.stages.extract.items import MAX_TRIES, Item, ledger_failure, store_writer
+from eyas.stages.extract.served import capture_served, engines_source
+from eyas.stages.extract.sources import note_source, source_changed
 from eyas.stages.extract.stage import capture_recipe
 from eyas.stages.local_target import load_target, target_arithmetic
 from eyas.stages.project import Project
 from eyas.stages.protocol import RunContext
 from eyas.stages.records import recorded_capture_recipe
 from eyas.stages.room import project_room
+from eyas.stages.served_target import capture_target, is_served, served_dtype
 from eyas.store.imports import note_rechecked, to_recheck
 from eyas.store.ledger import Ledger
 from eyas.store.place import remember_place
@@ -37,23 +40,15 @@ from eyas.store.room import MEMORY_FILESYSTEMS, filesystem_kind
 from eyas.store.samples import last_rows, read_samples
 from eyas.store.scrub import quick
 from eyas.store.segment import CapturedSample
-from eyas.store.tensors import STORAGE_DTYPES, StoredTensor
-from eyas.store.writer import StoreWriter
 from eyas.targets.batches import padding_share, plan_batches
+from eyas.targets.capture import CapturedStates, CaptureTarget
 from eyas.targets.check import check_capture
 from eyas.targets.dtype import torch_dtype
 from eyas.targets.fingerprint import weights_fingerprint
-from eyas.targets.local.model import CapturedStates, LocalTarget
+from eyas.targets.local.model import LocalTarget
 
-MAX_TRIES = 3
-"""A sample that failed so often is set aside."""
-
-
-@dataclass(frozen=True)
-class _Item:
-    id: str
-    tokens: np.ndarray[tuple[int], np.dtype[np.int32]]
-    spans: tuple[tuple[int, int], ...]
+RECHECK_OF_A_NEW_SOURCE = 3
+"""Stored samples that another engine captures again at least, whatever ``extract.recheck`` says."""
 
 
 def run(project: Project, context: RunContext) -> dict[str, object]:
@@ -62,34 +57,39 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
     Raises:
         RecipeChanged: the store was made by another recipe.
         DiskFull: there is no room; everything committed is whole.
+        ServerUnreachable: no server answers any more; everything committed is whole.
         Stopped: a signal came.
     """
     layout, ledger = project.layout, context.ledger
     recorded = recorded_capture_recipe(project)
-    device, dtype = target_arithmetic(project, str(recorded["compute_dtype"]) if recorded else None)
+    known = str(recorded["compute_dtype"]) if recorded else None
+    served = is_served(project)
+    device, dtype = ("", served_dtype(project, known)) if served else target_arithmetic(project, known)
     fingerprint = weights_fingerprint(project.resolved.model, project.fingerprint_cache)
     recipe = capture_recipe(project, fingerprint.hash, dtype)
     require_seal(layout.samples)
     require_store_recipe(layout.store_recipe, recipe, {segment.recipe for segment in ledger.segments()})
     remember_place(layout, ledger)
-    items = [_Item(sample.id, sample.tokens, sample.spans) for sample in _list_samples(layout, ledger)]
+    items = _list_samples(layout, ledger)
     ledger.release_leases()
     _mend(layout, ledger, context)
     before = ledger.counts()["stored"]
     started = time.monotonic()
     todo = set(ledger.pending())
     imported = [sample for sample in to_recheck(layout) if ledger.state_of(sample) == "stored"]
-    if todo or imported:
+    num_bytes, faults = 0, Counter[str]()
+    if (todo or imported) and served:
+        num_bytes, faults = _through_servers(project, context, recipe, items, imported)
+    elif todo or imported:
         target = load_target(project, device, dtype, context.progress)
-        _recheck(project, context, target, recipe, imported)
-        num_bytes = 0
+        source: dict[str, object] = {"kind": "local"}
+        _recheck(project, context, target, recipe, imported, source)
         if todo:
             _warn_of_room(project, items, todo, context)
+            note_source(layout, source, context.attempt)
             num_bytes = _capture_all(project, context, recipe, target, items)
         del target
         gc.collect()
-    else:
-        num_bytes = 0
     seconds = time.monotonic() - started
     counts = ledger.counts()
     tokens = counts["stored"].tokens - before.tokens
@@ -100,14 +100,37 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
         "tokens_per_second": round(tokens / seconds, 1) if tokens else 0.0,
         "stored": counts["stored"].samples,
         "set_aside": counts["set_aside"].samples,
+        **({"faults": dict(sorted(faults.items()))} if faults else {}),
     }
 
 
-def _list_samples(layout: Layout, ledger: Ledger) -> list[_Item]:
+def _through_servers(
+    project: Project,
+    context: RunContext,
+    recipe: StoreRecipe,
+    items: Sequence[Item],
+    imported: Sequence[str],
+) -> tuple[int, Counter[str]]:
+    """Capture what is left with servers; bytes stored, and everything that went wrong by its code."""
+    todo = set(context.ledger.pending())
+    canary = min(items, key=lambda item: (item.id not in todo, abs(len(item.tokens) - 64), item.id))
+    longest = max(len(item.tokens) for item in items)
+    with capture_target(project, context, recipe, canary.tokens.tolist(), longest) as target:
+        source = engines_source(project, target)
+        _recheck(project, context, target, recipe, imported, source)
+        num_bytes = 0
+        if todo:
+            _warn_of_room(project, items, todo, context)
+            note_source(project.layout, source, context.attempt)
+            num_bytes = capture_served(project, context, recipe, target, items)
+        return num_bytes, Counter(target.faults)
+
+
+def _list_samples(layout: Layout, ledger: Ledger) -> list[Item]:
     """All samples, which the ledger lists from now on."""
     items, entries = [], []
     for sample in read_samples(layout.samples):
-        items.append(_Item(sample.id, sample.tokens, sample.spans))
+        items.append(Item(sample.id, sample.tokens, sample.spans))
         entries.append(sample.entry)
     ledger.replace_samples(entries)
     return items
@@ -122,13 +145,17 @@ def _mend(layout: Layout, ledger: Ledger, context: RunContext) -> None:
 def _recheck(
     project: Project,
     context: RunContext,
-    target: LocalTarget,
+    target: CaptureTarget,
     recipe: StoreRecipe,
     imported: Sequence[str],
+    source: dict[str, object],
 ) -> None:
     """Continuity: some stored samples, and imported ones, have to come out the same before more are added."""
     reader = StoreReader(project.layout.segments, context.ledger)
-    ids = chosen_samples(reader.ids(), project.config.extract.recheck, context.attempt)
+    count = project.config.extract.recheck
+    if source_changed(project.layout, source):
+        count = max(count, RECHECK_OF_A_NEW_SOURCE)
+    ids = chosen_samples(reader.ids(), count, context.attempt)
     ids += [sample for sample in imported if sample in reader and sample not in ids]
     if ids:
         error = check_continuity(target, reader, recipe, ids)
@@ -137,7 +164,7 @@ def _recheck(
         note_rechecked(project.layout, imported)
 
 
-def _warn_of_room(project: Project, items: Sequence[_Item], todo: set[str], context: RunContext) -> None:
+def _warn_of_room(project: Project, items: Sequence[Item], todo: set[str], context: RunContext) -> None:
     """Say so before the first byte when the forecast does not fit."""
     resolved = project.resolved
     needed = 0
@@ -158,7 +185,7 @@ def _warn_of_room(project: Project, items: Sequence[_Item], todo: set[str], cont
 
 
 def _capture_all(
-    project: Project, context: RunContext, recipe: StoreRecipe, target: LocalTarget, items: Sequence[_Item]
+    project: Project, context: RunContext, recipe: StoreRecipe, target: LocalTarget, items: Sequence[Item]
 ) -> int:
     config, ledger = project.config, context.ledger
     sizes = [(item.id, len(item.tokens)) for item in items]
@@ -172,13 +199,7 @@ def _capture_all(
     left = sum(length for id_, length in sizes if id_ in todo)
     context.progress.start("capture", total=total_tokens, unit="tokens", done=total_tokens - left)
     num_bytes, room = 0, project_room(project, context.progress, context.stop)
-    with StoreWriter(
-        project.layout.segments,
-        ledger,
-        recipe.hash,
-        config.store.segment_mib << 20,
-        config.store.segment_seconds,
-    ) as writer:
+    with store_writer(project, ledger, recipe) as writer:
         capture = _Capture(target, recipe, ledger, context.attempt)
         for _ in range(MAX_TRIES):
             for batch in batches:
@@ -210,7 +231,7 @@ class _Capture:
         names = {value: key for key, value in SAFETENSORS_DTYPE.items()}
         self._dtype = torch_dtype(names[recipe.store_dtype])
 
-    def batch(self, items: Sequence[_Item], wanted: set[str]) -> list[CapturedSample]:
+    def batch(self, items: Sequence[Item], wanted: set[str]) -> list[CapturedSample]:
         """The wanted samples of a batch that could be captured; the others are noted as failed."""
         try:
             captured = self._states(items)
@@ -230,12 +251,12 @@ class _Capture:
                 self._fail(item.id, error)
         return samples
 
-    def _states(self, items: Sequence[_Item]) -> list[CapturedStates]:
+    def _states(self, items: Sequence[Item]) -> list[CapturedStates]:
         return self._target.capture(
             [item.tokens.tolist() for item in items], self._recipe.aux_layers, store_dtype=self._dtype
         )
 
-    def _checked(self, item: _Item, states: CapturedStates) -> CapturedSample:
+    def _checked(self, item: Item, states: CapturedStates) -> CapturedSample:
         rows = last_rows(item.spans, len(item.tokens))
         last = states.last[torch.from_numpy(rows)]
         aux = states.aux.clone()  # a copy of its own: the batch's memory is not held until the commit
@@ -249,14 +270,8 @@ class _Capture:
             dtype=self._dtype,
             sample=item.id,
         )
-        return CapturedSample(item.id, item.tokens, item.spans, self._stored(aux), self._stored(last))
-
-    def _stored(self, states: torch.Tensor) -> StoredTensor:
-        name = self._recipe.store_dtype
-        bits = states.view(torch.uint16) if name == "BF16" else states
-        return StoredTensor(name, bits.numpy().astype(STORAGE_DTYPES[name], copy=False))
+        return item.captured(aux, last, self._recipe)
 
     def _fail(self, sample: str, error: Exception) -> None:
         reason = f"{type(error).__name__}: {getattr(error, 'why', None) or error}"
-        if self._ledger.state_of(sample) not in ("stored", "set_aside"):
-            self._ledger.fail_sample(sample, reason, self._attempt, MAX_TRIES)
+        ledger_failure(self._ledger, sample, reason, self._attempt)

@@ -2,15 +2,14 @@
 
 Turns are answered in rounds. In a round, prompts are grouped by content (length, then id) over all
 conversations, answered or not, so that a group that is redone after a crash is the same group and gives
-the same bits. A group is durable as soon as it is finished.
+the same bits with the local target. A group is durable as soon as it is finished.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import closing
 
 import numpy as np
 
@@ -18,47 +17,23 @@ from eyas.base.errors import DamageFound, DataError, RecipeChanged
 from eyas.base.files import read_json, set_aside, write_json
 from eyas.base.hashing import recipe_differences
 from eyas.base.seal import read_seal, require_seal, sealed_folder
-from eyas.chat.conversation import DialoguePrompts
-from eyas.chat.dialogue import Dialogue, EmittedAnswer, read_dialogues
+from eyas.chat.dialogue import Dialogue, read_dialogues
 from eyas.chat.length import fit
-from eyas.chat.render import Renderer
 from eyas.stages.chat_tools import load_renderer
-from eyas.stages.local_target import load_target, target_arithmetic
+from eyas.stages.local_target import target_arithmetic
 from eyas.stages.project import Project
 from eyas.stages.protocol import RunContext
 from eyas.stages.regenerate.answers import Answer, prompt_digest, read_answers, write_part
+from eyas.stages.regenerate.asks import Ask, OpenConversation
+from eyas.stages.regenerate.local import LocalAnswers
+from eyas.stages.regenerate.served import ServerAnswers
 from eyas.stages.regenerate.stage import ANSWERS_RECIPE, answers_recipe, recorded_answers_recipe
+from eyas.stages.served_target import is_served, served_dtype
 from eyas.store.samples import Sample, read_samples, sample_id, write_samples
 from eyas.targets.fingerprint import weights_fingerprint
-from eyas.targets.local.generate import SamplingSettings, generate
-from eyas.targets.local.model import LocalTarget
 
 CONVERSATIONS = "conversations.jsonl"
 STATISTICS = "stats.json"
-
-
-@dataclass
-class _Open:
-    """A conversation, its answers so far, and why it ends early if it does."""
-
-    prompts: DialoguePrompts
-    dialogue: Dialogue
-    answers: list[Answer] = field(default_factory=list)
-    ended: str = ""
-
-    @property
-    def emitted(self) -> list[EmittedAnswer]:
-        return [EmittedAnswer(tuple(answer.tokens), answer.finish_reason) for answer in self.answers]
-
-
-@dataclass(frozen=True)
-class _Ask:
-    """One prompt of the present round."""
-
-    conversation: _Open
-    tokens: list[int]
-    digest: str
-    limit: int
 
 
 def run(project: Project, context: RunContext) -> dict[str, object]:
@@ -72,40 +47,55 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
     layout, config = project.layout, project.config
     require_seal(layout.prompts)
     recorded = recorded_answers_recipe(project)
-    device, dtype = target_arithmetic(project, str(recorded["dtype"]) if recorded else None)
+    kept = str(recorded["dtype"]) if recorded else None
+    served = is_served(project)
+    device, dtype = ("", served_dtype(project, kept)) if served else target_arithmetic(project, kept)
     fingerprint = weights_fingerprint(project.resolved.model, project.fingerprint_cache)
     recipe = answers_recipe(project, fingerprint.hash, dtype)
     _require_recipe(project, recorded, recipe)
     renderer = load_renderer(project)
     conversations = [
-        _Open(prompts, Dialogue(renderer, prompts))
+        OpenConversation(prompts, Dialogue(renderer, prompts))
         for prompts in read_dialogues(layout.prompts / CONVERSATIONS)
     ]
     known = _known_answers(project, context)
     num_turns = sum(len(conversation.prompts.turns) for conversation in conversations)
     context.progress.start("answer", total=num_turns, unit="answers", done=min(len(known), num_turns))
-    target: LocalTarget | None = None
+    ends = sorted(renderer.end_tokens)
+    answerer = (
+        ServerAnswers(project, context, ends)
+        if served
+        else LocalAnswers(project, context, device, dtype, ends)
+    )
     num_new = num_tokens = 0
-    for turn in range(max((len(c.prompts.turns) for c in conversations), default=0)):
-        for group in _groups(_asks(project, conversations, turn), config.regenerate.batch_size):
-            missing = [ask for ask in group if _key(ask, turn) not in known]
-            if missing:
-                context.stop.check()
-                if target is None:
-                    target = load_target(project, device, dtype, context.progress)
-                answers = _answer(project, context, target, missing, turn, renderer)
+    with closing(answerer):
+        for turn in range(max((len(c.prompts.turns) for c in conversations), default=0)):
+            groups = _groups(_asks(project, conversations, turn), config.regenerate.batch_size)
+            missing = [[ask for ask in group if ask.key not in known] for group in groups]
+            for answers in answerer.answer([group for group in missing if group]):
                 write_part(layout.answers, turn, answers)
-                known.update({_key(ask, turn): answer for ask, answer in zip(missing, answers, strict=True)})
+                known.update({(a.conversation, a.turn, a.prompt): a for a in answers})
                 num_new += len(answers)
                 num_tokens += sum(len(answer.tokens) for answer in answers)
                 context.progress.advance(len(answers), tokens=num_tokens)
-            for ask in group:
-                answer = known[_key(ask, turn)]
-                ask.conversation.answers.append(answer)
-                if answer.finish_reason == "length" and config.regenerate.truncated == "drop":
-                    ask.conversation.ended = "truncated answer dropped"
+            for ask in (ask for group in groups for ask in group):
+                _take(ask, known.get(ask.key), answerer.failed.get(ask.key, ""), config.regenerate.truncated)
+        faults = answerer.faults
     counts = _write_samples(project, conversations)
-    return {"answered": num_new, "answer_tokens": num_tokens, **counts}
+    if answerer.failed:
+        context.progress.say(f"{len(answerer.failed)} prompts got no answer; their conversations end before")
+    more = {"faults": faults} if faults else {}
+    return {"answered": num_new, "answer_tokens": num_tokens, **counts, **more}
+
+
+def _take(ask: Ask, answer: Answer | None, failure: str, truncated: str) -> None:
+    """Go on with a conversation, or end it here."""
+    if answer is None:
+        ask.conversation.ended = f"no answer ({failure})"
+        return
+    ask.conversation.answers.append(answer)
+    if answer.finish_reason == "length" and truncated == "drop":
+        ask.conversation.ended = "truncated answer dropped"
 
 
 def _require_recipe(project: Project, recorded: dict[str, object] | None, recipe: dict[str, object]) -> None:
@@ -134,11 +124,7 @@ def _known_answers(project: Project, context: RunContext) -> dict[tuple[str, int
     return known
 
 
-def _key(ask: _Ask, turn: int) -> tuple[str, int, str]:
-    return ask.conversation.prompts.id, turn, ask.digest
-
-
-def _asks(project: Project, conversations: Sequence[_Open], turn: int) -> Iterator[_Ask]:
+def _asks(project: Project, conversations: Sequence[OpenConversation], turn: int) -> Iterator[Ask]:
     """The prompts of a round; a conversation whose prompt leaves no room for an answer ends here."""
     config = project.config
     for conversation in conversations:
@@ -150,48 +136,16 @@ def _asks(project: Project, conversations: Sequence[_Open], turn: int) -> Iterat
         if room < 2:  # a span of one token asks for no draft
             conversation.ended = "prompt too long"
             continue
-        yield _Ask(conversation, tokens, prompt_digest(tokens), min(config.regenerate.max_new_tokens, room))
+        limit = min(config.regenerate.max_new_tokens, room)
+        yield Ask(conversation, turn, tokens, prompt_digest(tokens), limit)
 
 
-def _groups(asks: Iterator[_Ask], size: int) -> list[list[_Ask]]:
+def _groups(asks: Iterator[Ask], size: int) -> list[list[Ask]]:
     ordered = sorted(asks, key=lambda ask: (len(ask.tokens), ask.digest, ask.conversation.prompts.id))
     return [ordered[start : start + size] for start in range(0, len(ordered), size)]
 
 
-def _answer(
-    project: Project,
-    context: RunContext,
-    target: LocalTarget,
-    asks: Sequence[_Ask],
-    turn: int,
-    renderer: Renderer,
-) -> list[Answer]:
-    settings = project.config.regenerate
-    generated = generate(
-        target,
-        [ask.tokens for ask in asks],
-        SamplingSettings(
-            max_new_tokens=[ask.limit for ask in asks],
-            end_tokens=sorted(renderer.end_tokens),
-            temperature=settings.temperature,
-            top_p=settings.top_p,
-            seeds=[_seed(settings.seed, ask.digest, ask.conversation.prompts.id) for ask in asks],
-        ),
-        context.stop,
-    )
-    return [
-        Answer(ask.conversation.prompts.id, turn, ask.digest, answer.tokens, answer.finish_reason)
-        for ask, answer in zip(asks, generated, strict=True)
-    ]
-
-
-def _seed(seed: int, *words: str) -> int:
-    """A stream of its own for each answer, made of content."""
-    digest = hashlib.sha256(":".join([str(seed), *words]).encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
-
-
-def _write_samples(project: Project, conversations: Sequence[_Open]) -> dict[str, object]:
+def _write_samples(project: Project, conversations: Sequence[OpenConversation]) -> dict[str, object]:
     layout = project.layout
     if layout.samples.exists():
         set_aside(
@@ -225,7 +179,9 @@ def _write_samples(project: Project, conversations: Sequence[_Open]) -> dict[str
     return numbers
 
 
-def _all_samples(project: Project, conversations: Sequence[_Open], reasons: Counter[str]) -> Iterator[Sample]:
+def _all_samples(
+    project: Project, conversations: Sequence[OpenConversation], reasons: Counter[str]
+) -> Iterator[Sample]:
     """Samples of all conversations, then those that were given as tokens; ``reasons`` is filled."""
     config, given = project.config, project.layout.prompts / "given"
     for conversation in conversations:

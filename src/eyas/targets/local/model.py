@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from transformers.utils import logging as hf_logging
 
 from eyas.base.errors import TargetError
 from eyas.config.target_facts import TargetFacts, read_target_facts
+from eyas.targets.capture import CapturedStates
 from eyas.targets.dtype import torch_dtype
 from eyas.targets.local import attention
 from eyas.targets.local.session import DecodeSession, RaggedSession, RecomputeSession, ragged_fault
@@ -22,19 +22,6 @@ from eyas.targets.local.structure import find_structure
 from eyas.targets.local.taps import tapped
 from eyas.targets.parts import HeadRule, read_head_rule
 from eyas.targets.weight_files import weight_files
-
-
-@dataclass(frozen=True)
-class CapturedStates:
-    """States of one sequence of T tokens, on the CPU and contiguous.
-
-    Attributes:
-        aux: [T, A, H], the residual stream after each of the A aux layers.
-        last: [T, H], what the head takes (after the final norm).
-    """
-
-    aux: torch.Tensor
-    last: torch.Tensor
 
 
 class LocalTarget:
@@ -45,6 +32,8 @@ class LocalTarget:
         device: where it runs.
         dtype: its arithmetic.
     """
+
+    any_layer = True
 
     def __init__(self, model: Any, facts: TargetFacts, head_rule: HeadRule | None = None) -> None:
         self.model = model.eval()

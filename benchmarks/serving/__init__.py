@@ -1,0 +1,1 @@
+"""What the benchmarks of servers share; not a benchmark itself."""

@@ -1,0 +1,1 @@
+"""The target behind vLLM or SGLang servers: an asynchronous client that trusts nothing it is sent."""
