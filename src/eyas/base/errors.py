@@ -13,11 +13,13 @@ EyasError                      exit  1
 ├── ProjectLocked              exit 11
 ├── DiskFull                   exit 12
 ├── ServerUnreachable          exit 13
+├── HostUnreachable            exit 13   no way to a host of eyas.toml answers
 ├── DamageFound                exit 14   a file is not what was written
 │   ├── SealBroken
 │   └── SegmentDamaged
 ├── StorageFailed              exit 14   the disk does not read or write
 ├── StoreNotMounted            exit 14   the store's disk is not where it was
+├── RecoveryIncomplete         exit 14   something that eyas may not or cannot mend is left
 ├── GateFailed                 exit 15
 ├── CaptureInvalid             exit  1   states that must not be stored
 ├── TrainingDiverged           exit  1   too many steps without a finite loss
@@ -148,6 +150,12 @@ class ServerUnreachable(EyasError):
     exit_code = 13
 
 
+class HostUnreachable(EyasError):
+    """No way to a host works, or it does not do what was asked."""
+
+    exit_code = 13
+
+
 class DamageFound(EyasError):
     """A file is not what eyas wrote."""
 
@@ -170,6 +178,12 @@ class StorageFailed(EyasError):
 
 class StoreNotMounted(EyasError):
     """The store is empty and lies on another disk than before: its own is not mounted."""
+
+    exit_code = 14
+
+
+class RecoveryIncomplete(EyasError):
+    """Todos are left that need a permission, a person, or a machine that works."""
 
     exit_code = 14
 

@@ -26,6 +26,7 @@ _VERBS = {
     "status": ("status:status", "Where every stage stands and what comes next.", EVERYDAY),
     "stop": ("stop:stop", "Ask the running eyas to save its state and end.", EVERYDAY),
     "logs": ("logs:logs", "Events of an attempt; --follow goes on as they come.", EVERYDAY),
+    "doctor": ("doctor:doctor", "What survived, what is damaged, what to do; changes nothing.", EVERYDAY),
     "prepare": ("stage:prepare", "Read, render, split and count the data.", STAGE),
     "regenerate": ("stage:regenerate", "Let the target answer every prompt itself.", STAGE),
     "extract": ("stage:extract", "Capture hidden states into the store.", STAGE),
