@@ -27,6 +27,8 @@ _VERBS = {
     "stop": ("stop:stop", "Ask the running eyas to save its state and end.", EVERYDAY),
     "logs": ("logs:logs", "Events of an attempt; --follow goes on as they come.", EVERYDAY),
     "doctor": ("doctor:doctor", "What survived, what is damaged, what to do; changes nothing.", EVERYDAY),
+    "recover": ("recover:recover", "Mend what doctor finds and bring the run back, step by step.", EVERYDAY),
+    "todo": ("todo:todo", "What is to be done and was done, with evidence and history.", EVERYDAY),
     "prepare": ("stage:prepare", "Read, render, split and count the data.", STAGE),
     "regenerate": ("stage:regenerate", "Let the target answer every prompt itself.", STAGE),
     "extract": ("stage:extract", "Capture hidden states into the store.", STAGE),

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from eyas.base.errors import EyasError
+from eyas.base.errors import EyasError, StoreNotMounted
 from eyas.base.layout import Layout
 from eyas.base.progress import Progress, SilentProgress
 from eyas.hosts.disks import Filesystem, filesystem_of
@@ -24,6 +24,7 @@ from eyas.pipeline.verify import Verification, verify_project
 from eyas.stages.digests import DigestCache
 from eyas.stages.project import Project
 from eyas.store.ledger import Ledger
+from eyas.store.place import require_place
 
 UNWATCHED_VERBS = ("recover",)
 """Attempts of these do not count as work of the pipeline."""
@@ -132,6 +133,17 @@ class Scene:
     def verification(self) -> Verification:
         """Names, sizes and headers of all outputs, or every hash when the look is deep."""
         return verify_project(self.project, deep=self.deep, progress=self.progress)
+
+    @cached_property
+    def store_place(self) -> tuple[str | None, StoreNotMounted | None]:
+        """A sentence when the store lies on another disk than before; the error when it is not mounted."""
+        with self.ledger() as ledger:
+            if ledger is not None:
+                try:
+                    return require_place(self.layout, ledger), None
+                except StoreNotMounted as error:
+                    return None, error
+        return None, None
 
     @contextlib.contextmanager
     def ledger(self) -> Iterator[Ledger | None]:

@@ -61,7 +61,7 @@ def _mends(line: Line) -> list[str]:
 
 def summary(found: Diagnosis) -> str:
     """``21 checks in 0.9 s: 18 ok, 2 skipped, 1 damage``."""
-    counts = {}
+    counts: dict[str, int] = {}
     for line in found.lines:
         counts[line.state] = counts.get(line.state, 0) + 1
     parts = ", ".join(f"{count} {state}" for state, count in counts.items())

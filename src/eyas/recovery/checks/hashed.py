@@ -18,6 +18,8 @@ class HashedFacts:
 
 
 def look(scene: Scene) -> HashedFacts:
+    if scene.store_place[1] is not None:
+        raise scene.store_place[1]
     with scene.ledger() as ledger:
         segments = [] if ledger is None else ledger.segments()
     doubtful = []

@@ -8,7 +8,6 @@ from eyas.base.errors import StoreNotMounted
 from eyas.hosts.disks import Filesystem
 from eyas.recovery.findings import Check, Finding, Line, verdict
 from eyas.recovery.scene import Scene
-from eyas.store.place import require_place
 
 
 @dataclass(frozen=True)
@@ -23,13 +22,7 @@ class MountFacts:
 def look(scene: Scene) -> MountFacts:
     layout = scene.layout
     found = [scene.filesystem(layout.root), scene.filesystem(layout.segments)]
-    moved, missing = None, None
-    with scene.ledger() as ledger:
-        if ledger is not None:
-            try:
-                moved = require_place(layout, ledger)
-            except StoreNotMounted as error:
-                missing = error
+    moved, missing = scene.store_place
     unique = {f.point: f for f in found if f is not None}
     return MountFacts(tuple(unique.values()), moved, missing)
 

@@ -22,7 +22,11 @@ class StaleStage:
 
 def look(scene: Scene) -> tuple[StaleStage, ...]:
     stale = []
+    # without the store's recipe nothing can be said of what was made from the store
+    lost = any(f.kind == "recipe_file" for f in scene.verification.findings)
     for stage in STAGES:
+        if lost and stage.name in ("extract", "train"):
+            continue
         with contextlib.suppress(EyasError, OSError, ValueError):  # damage, which has checks of its own
             view = stage.look(scene.project)
             if view.state == "stale":

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from eyas.base.errors import EyasError
+from eyas.base.seal import read_seal
 from eyas.base.units import format_count
 from eyas.pipeline import verify
 from eyas.recovery.findings import Check, Finding, Line, Severity, verdict
 from eyas.recovery.scene import Scene
+from eyas.store.ledger import Ledger
 
 _CODES: dict[str, tuple[str, Severity]] = {
     "missing": ("segment-missing", "damage"),
@@ -52,6 +56,7 @@ class StoreFacts:
     exists: bool
     deep: bool
     ledger_lost: bool = False
+    not_mounted: bool = False
     older: tuple[Row, ...] = field(default=())
 
 
@@ -63,7 +68,7 @@ def look(scene: Scene) -> StoreFacts:
     lost = True
     with scene.ledger() as ledger:
         if ledger is not None:
-            lost = False
+            lost = _lists_too_few(scene, ledger)
             used = ledger.stored_counts()
             stored = sum(used.values())
             for record in ledger.segments():
@@ -73,8 +78,16 @@ def look(scene: Scene) -> StoreFacts:
     older = tuple(_older_rows(layout.store))
     return StoreFacts(
         findings, tuple(rows), stored, layout.segments.is_dir() or layout.store_recipe.exists(), found.deep,
-        lost, older,
+        lost, scene.store_place[1] is not None, older,
     )  # fmt: skip
+
+
+def _lists_too_few(scene: Scene, ledger: Ledger) -> bool:
+    """Whether the ledger misses samples of data/samples; what it says of segments counts for little then."""
+    with contextlib.suppress(EyasError):
+        expected = read_seal(scene.layout.samples)["about"].get("num_samples", 0)
+        return 0 < sum(count.samples for count in ledger.counts().values()) < int(expected)
+    return False
 
 
 def _older_rows(store: Path) -> list[Row]:
@@ -91,14 +104,16 @@ def _older_rows(store: Path) -> list[Row]:
 
 
 def judge(scene: Scene, facts: StoreFacts) -> Line:
+    if facts.not_mounted:
+        return Line("store", "unknown", "not looked at: its disk is not mounted")
     if not facts.exists and not facts.findings and not facts.older:
         return Line("store", "skipped", "nothing stored yet")
     findings = []
     for found in facts.findings:
         if found.kind == "temporary" or found.place == "state/ledger.db":
             continue  # swept by the next run; the ledger's own check says the other
-        if found.kind == "unknown" and facts.ledger_lost:
-            continue  # without a ledger every segment is unknown: one fault, not one for each
+        if found.kind in ("unknown", "ledger") and facts.ledger_lost:
+            continue  # without a whole ledger every segment is unknown: one fault, not one for each
         code, severity = _CODES[found.kind]
         detail: dict[str, Any] = {"path": found.place, "samples": len(found.sample_ids)}
         samples = f"{len(found.sample_ids)} samples" if found.sample_ids else ""

@@ -70,7 +70,7 @@ def judge(scene: Scene, facts: WriterFacts) -> Line:
                 "writer-silent",
                 f"process {holder.pid}",
                 "failed",
-                f"eyas {holder.verb} (process {holder.pid}) is silent for {format_seconds(min(quiet))}{stuck}",
+                f"eyas {holder.verb} (process {holder.pid}) was silent {format_seconds(min(quiet))}{stuck}",
                 tuple(evidence),
                 mend="eyas stop, then: eyas recover",
                 detail={"pid": holder.pid, "started_ticks": holder.started_ticks},

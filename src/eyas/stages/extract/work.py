@@ -21,7 +21,7 @@ from eyas.base.seal import require_seal
 from eyas.base.units import format_bytes
 from eyas.config.resolve import SAFETENSORS_DTYPE
 from eyas.stages.extract.continuity import check_continuity, chosen_samples
-from eyas.stages.extract.stage import capture_recipe
+from eyas.stages.extract.stage import SAME_STATES, capture_recipe
 from eyas.stages.local_target import load_target, target_arithmetic
 from eyas.stages.project import Project
 from eyas.stages.protocol import RunContext
@@ -132,7 +132,7 @@ def _recheck(
     ids += [sample for sample in imported if sample in reader and sample not in ids]
     if ids:
         error = check_continuity(target, reader, recipe, ids)
-        context.progress.say(f"{len(ids)} stored samples come out the same (largest error {error:.1g})")
+        context.progress.say(f"{len(ids)} {SAME_STATES} (largest error {error:.1g})")
     if imported:
         note_rechecked(project.layout, imported)
 
