@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from eyas.hosts.declared import declared, open_host
@@ -16,6 +19,23 @@ from eyas.recovery.scene import Scene
 from eyas.store.ledger import Ledger
 from eyas.store.repair import open_or_rebuild
 
+_START_SECONDS = 180.0
+
+
+def start_in_background(root: Path, options: Sequence[str]) -> str:
+    """``eyas run --detach``, which outlives this process. Raises subprocess.SubprocessError."""
+    result = subprocess.run(
+        [sys.executable, "-m", "eyas", "run", "--project", str(root), *options, "--detach"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_START_SECONDS,
+    )
+    if result.returncode:
+        lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]
+        return f"exit code {result.returncode}: {' '.join(lines[:4])}"
+    return "started in the background"
+
 
 @dataclass
 class Bench:
@@ -26,7 +46,8 @@ class Bench:
         may_stop_services: the person said so on the command line.
         say: one line for the person.
         point: called by name at every step of the work; tests cut the process off there.
-        resume_words: the command that resumes the run, without the program's name.
+        resume_words: options of the run that is resumed.
+        start_run: starts it for a project folder; returns what happened, in words.
     """
 
     scene: Scene
@@ -36,6 +57,7 @@ class Bench:
     resume_words: Sequence[str] = ()
     release: Callable[[], None] = lambda: None
     attach: Callable[[Ledger], None] = lambda ledger: None
+    start_run: Callable[[Path, Sequence[str]], str] = start_in_background
     baseline_stored: int = field(default=0)
 
     def look(self) -> Scene:

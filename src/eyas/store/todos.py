@@ -45,7 +45,7 @@ class Phase:
     """A part of the work that opens, has todos, and closes.
 
     Attributes:
-        id: ``recovery-2``: the second phase of that name.
+        id: ``recovery-8``: opened in attempt 8.
         closed_at: None while it is open.
     """
 
@@ -156,13 +156,21 @@ class TodoBook:
         phases = [] if self._ledger is None else [p for p in read_phases(self._ledger) if p.name == name]
         if phases and phases[-1].is_open:
             return phases[-1].id
-        id_ = f"{name}-{len(phases) + 1}"
+        id_ = f"{name}-{self._attempt or 0}"
         self._write(PHASE_EVENT, {"id": id_, "status": "open"})
         return id_
 
     def close_phase(self, id_: str, outcome: str) -> None:
         """Close a phase; its outcome is a word or a sentence."""
-        self._write(PHASE_EVENT, {"id": id_, "status": "closed", "outcome": outcome})
+        ids = [id_]
+        if self._ledger is not None:  # one that was opened while the ledger was lost may lie behind it
+            name = id_.rpartition("-")[0]
+            ids = [
+                p.id for p in read_phases(self._ledger) if p.name == name and p.is_open and p.id != id_
+            ] + ids
+        for each in ids:
+            said = outcome if each == id_ else f"went on as {id_}"
+            self._write(PHASE_EVENT, {"id": each, "status": "closed", "outcome": said})
 
     def put(self, todo: Todo) -> Todo:
         """Note a todo, new or changed; returns it with the time of the change."""

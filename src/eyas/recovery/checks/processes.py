@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from eyas.hosts.processes import UNINTERRUPTIBLE, ProcessInfo, waits_on
@@ -10,6 +11,8 @@ from eyas.recovery.findings import Check, Finding, Line, verdict
 from eyas.recovery.scene import Scene
 
 _WORKING_VERBS = frozenset({"run", "prepare", "regenerate", "extract", "train", "evaluate", "export"})
+
+_LEAVING_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class ProcessFacts:
 
 
 def look(scene: Scene) -> ProcessFacts:
-    own = scene.own_pids
+    own = scene.own_pids | _just_ended(scene)
     left = tuple(p for p in scene.processes.values() if p.pid not in own and _works_here(scene, p))
     ours = own | {p.pid for p in left}
     stuck = [p for p in scene.processes.values() if p.state == UNINTERRUPTIBLE and p.pid in ours]
@@ -38,6 +41,16 @@ def _works_here(scene: Scene, process: ProcessInfo) -> bool:
         return False
     named = [words[i + 1] for i, word in enumerate(words[:-1]) if word == "--project"]
     return bool(named) and Path(named[-1]).is_absolute() and Path(named[-1]).resolve() == scene.layout.root
+
+
+def _just_ended(scene: Scene) -> set[int]:
+    """The process of an attempt that has ended moments ago: it only has to leave."""
+    last = scene.last_attempt
+    if last is None or last.outcome is None:
+        return set()
+    then = datetime.fromisoformat(last.last_event_at.replace("Z", "+00:00")).timestamp()
+    pid = scene.events[0].get("pid")
+    return {int(pid)} if pid is not None and scene.now() - then < _LEAVING_SECONDS else set()
 
 
 def _still_stuck(scene: Scene, suspects: list[ProcessInfo]) -> list[ProcessInfo]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +21,6 @@ from eyas.store.segment import verify_segment
 from eyas.store.segment_header import read_header
 
 _POLL_SECONDS = 0.3
-_START_SECONDS = 120.0
 
 
 def stages_left(scene: Scene) -> list[str]:
@@ -57,18 +54,9 @@ class Resume:
         return None
 
     def ways(self, bench: Bench) -> Sequence[Way]:
-        return [Way("eyas run --detach", lambda: self._start(bench))]
-
-    def _start(self, bench: Bench) -> str:
-        root = bench.scene.layout.root
-        words = [sys.executable, "-m", "eyas", "run", "--project", str(root), *bench.resume_words, "--detach"]
-        result = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_START_SECONDS
-        )
-        if result.returncode:
-            lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]
-            return f"eyas run ended with exit code {result.returncode}: {' '.join(lines[:4])}"
-        return "started in the background"
+        return [
+            Way("eyas run --detach", lambda: bench.start_run(bench.scene.layout.root, bench.resume_words))
+        ]
 
     def proof(self, bench: Bench) -> Proof:
         layout = bench.scene.layout
