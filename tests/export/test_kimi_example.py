@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from eyas.config.engine_layers import engine_layer_ids
 from eyas.config.load import load_config
 from eyas.config.target_facts import read_target_facts
-from eyas.export.engines import engine_layer_ids
 from eyas.export.layout import eagle3_config
+from tests.cli.command import eyas
 from tests.export import make
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "kimi-k2.5"
@@ -62,3 +63,20 @@ def test_the_export_carries_positions_and_scaling() -> None:
         "factor": 64.0,
         "original_max_position_embeddings": 4096,
     }
+
+
+def test_its_server_is_planned_for_eight_gpus() -> None:
+    shown = eyas("serve", "start", "--dry-run", "--mode", "capture", "--project", EXAMPLE, "--json").json
+    command = shown["command"]
+    assert shown["engine"] == "sglang"
+    assert command[:3] == ["/opt/sglang/bin/python", "-m", "sglang.launch_server"]
+    given = {word: command[i + 1] for i, word in enumerate(command[:-1]) if word.startswith("--")}
+    assert given["--tensor-parallel-size"] == "8"
+    assert given["--mem-fraction-static"] == "0.88"
+    assert given["--context-length"] == "8193"  # a whole sample and the one token that is asked for
+    assert "--trust-remote-code" in command
+    assert "--enable-return-aux-hidden-states" in command
+    assert "--return-aux-hidden-state-layer-ids" not in command  # this kind counts the default as eyas does
+    config = load_config(EXAMPLE)
+    assert config.serve.start_seconds == 900
+    assert any(name.startswith("NCCL_") for name in config.serve.environment)

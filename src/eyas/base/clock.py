@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Protocol
 
 
 def utc_now_text() -> str:
@@ -17,3 +19,23 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return "unknown"
+
+
+class Clock(Protocol):
+    """Time that passes; tests let it pass at once."""
+
+    def now(self) -> float:
+        """Seconds from some fixed point; never goes back."""
+
+    def sleep(self, seconds: float) -> None:
+        """Come back after ``seconds``."""
+
+
+class SystemClock:
+    """The machine's own time."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)

@@ -13,6 +13,8 @@ EyasError                      exit  1
 ├── ProjectLocked              exit 11
 ├── DiskFull                   exit 12
 ├── ServerUnreachable          exit 13
+│   ├── ServerNotStarted       exit 13
+│   └── ServerNotStopped       exit 13
 ├── HostUnreachable            exit 13   no way to a host of eyas.toml answers
 ├── DamageFound                exit 14   a file is not what was written
 │   ├── SealBroken
@@ -154,6 +156,14 @@ class HostUnreachable(EyasError):
     """No way to a host works, or it does not do what was asked."""
 
     exit_code = 13
+
+
+class ServerNotStarted(ServerUnreachable):
+    """A server ended before it answered, or did not answer in time."""
+
+
+class ServerNotStopped(ServerUnreachable):
+    """A server was killed and something of it is still there: a process, its port, its GPU memory."""
 
 
 class DamageFound(EyasError):

@@ -29,6 +29,16 @@ class Layout:
         return self.state / "ledger.db"
 
     @property
+    def servers(self) -> Path:
+        """Servers that eyas started and has not stopped."""
+        return self.state / "servers.json"
+
+    @property
+    def engine_plugin(self) -> Path:
+        """What engines load, made for them; removed and made again freely."""
+        return self.state / "engine-plugin"
+
+    @property
     def data(self) -> Path:
         return self.root / "data"
 

@@ -54,11 +54,26 @@ _GROUPS = {
             "export": ("exchange:export", "Write stored samples in a layout of other tools."),
         },
     ),
+    "serve": (
+        "Servers of the target: start, stop, look at, and patch their engine.",
+        {
+            "start": ("serve:start", "Start servers, prove them, and leave them running."),
+            "stop": ("serve:stop", "Stop servers, and prove that nothing of them is left."),
+            "status": ("serve:status", "Which servers run, in which mode, and how they are."),
+            "logs": ("serve:logs", "The last lines of a server's output."),
+            "patch status": ("patch:status", "Where each declared edit of the engine's source stands."),
+            "patch apply": ("patch:apply", "Apply declared edits; the originals are kept."),
+            "patch restore": ("patch:restore", "Put the originals back."),
+        },
+    ),
     "config": (
         "Show the configuration and what follows from it.",
         {"show": ("config:show", "Every value in force, with its reason.")},
     ),
 }
+
+_DEEPER = {"patch": "Edits of the engine's source: applied, verified by hash, restored."}
+"""What stands beside a word that has verbs of its own within a group."""
 
 VERB_NAMES = (*_VERBS, *(f"{group} {name}" for group, (_, verbs) in _GROUPS.items() for name in verbs))
 """Everything that can be called, as it is typed."""
@@ -78,8 +93,16 @@ def build_app() -> App:
         app.command(f"eyas.cli.verbs.{place}", name=name, help=summary, group=group, sort_key=order)
     for group_name, (summary, verbs) in _GROUPS.items():
         inner = App(name=group_name, help=summary, group=EXPERT)
+        deeper: dict[str, App] = {}
         for order, (name, (place, text)) in enumerate(verbs.items()):
-            inner.command(f"eyas.cli.verbs.{place}", name=name, help=text, sort_key=order)
+            first, _, second = name.partition(" ")
+            parent = inner
+            if second:
+                if first not in deeper:
+                    deeper[first] = App(name=first, help=_DEEPER[first], sort_key=order)
+                    inner.command(deeper[first])
+                parent = deeper[first]
+            parent.command(f"eyas.cli.verbs.{place}", name=second or first, help=text, sort_key=order)
         app.command(inner)
     return app
 
@@ -113,8 +136,11 @@ def main(arguments: list[str] | None = None) -> None:
 def _verb(words: list[str]) -> str:
     if words and words[0] in _VERBS:
         return f"{words[0]} "
-    if len(words) > 1 and words[0] in _GROUPS and words[1] in _GROUPS[words[0]][1]:
-        return f"{words[0]} {words[1]} "
+    for length in (3, 2):
+        if len(words) >= length and words[0] in _GROUPS:
+            verb = " ".join(words[1:length])
+            if verb in _GROUPS[words[0]][1]:
+                return f"{words[0]} {verb} "
     return ""
 
 

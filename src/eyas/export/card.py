@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eyas.base.units import format_bytes, format_count
+from eyas.config.engine_layers import engine_layer_ids
 from eyas.config.target_facts import TargetFacts
-from eyas.export.engines import engine_layer_ids, sglang_command, vllm_command
+from eyas.export.engines import sglang_command, vllm_command
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from eyas.config.target_facts import TargetFacts
-from eyas.export.dimensions import ARCHITECTURE, Eagle3Dimensions, plain_scaling, read_rope
-from eyas.export.engines import (
+from eyas.config.engine_layers import (
     IDS_KEY,
     SGLANG_COUNTS_INPUTS,
     engine_default,
     layers_in_sglang,
     layers_in_vllm,
 )
+from eyas.config.target_facts import TargetFacts
+from eyas.export.dimensions import ARCHITECTURE, Eagle3Dimensions, plain_scaling, read_rope
 from eyas.export.findings import Finding
 
 _VLLM_ONLY = ("Eagle3LlamaForCausalLM", "PeagleLlamaForCausalLM", "Eagle3MiniMaxM2ForCausalLM")

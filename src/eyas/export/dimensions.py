@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eyas.base.errors import DataError
-from eyas.export.engines import IDS_KEY
+from eyas.config.engine_layers import IDS_KEY
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 

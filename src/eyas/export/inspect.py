@@ -99,7 +99,7 @@ def _export(
 
 
 def _export_facts(checkpoint: Eagle3Checkpoint, target: TargetFacts | None) -> list[tuple[str, str]]:
-    from eyas.export.engines import layers_in_sglang, layers_in_vllm
+    from eyas.config.engine_layers import layers_in_sglang, layers_in_vllm
 
     dims, config = checkpoint.dimensions, checkpoint.config
     tensors = [*checkpoint.weights.values()]

@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 
 from eyas.base.errors import DataError, ExportMismatch
 from eyas.base.files import read_json, write_json
+from eyas.config.engine_layers import IDS_KEY, engine_layer_ids
 from eyas.config.target_facts import TargetFacts
 from eyas.export.dimensions import ARCHITECTURE, Eagle3Dimensions, expected_shapes, read_dimensions
-from eyas.export.engines import IDS_KEY, engine_layer_ids
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"

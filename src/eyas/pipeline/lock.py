@@ -20,6 +20,7 @@ from pathlib import Path
 from eyas.base.clock import boot_id, utc_now_text
 from eyas.base.errors import ProjectLocked
 from eyas.base.files import write_json
+from eyas.base.process import process_start_ticks
 
 _FLOCK = "hhqqi"  # struct flock on 64-bit Linux: type, whence, start, length, pid
 
@@ -38,15 +39,6 @@ class Holder:
 
 _held: dict[Path, Holder] = {}
 """Locks of this process: closing any descriptor of such a file would drop them, so it is not opened."""
-
-
-def process_start_ticks(pid: int) -> int:
-    """When a process began, in clock ticks since boot; 0 when there is no such process."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return 0
-    return int(text.rpartition(")")[2].split()[19])
 
 
 def _paths(state: Path) -> tuple[Path, Path]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from pydantic import BaseModel
 
 from eyas.cli.common import Common
 from eyas.cli.output import next_command, print_json, table
-from eyas.config.schema import EyasConfig
+from eyas.config.schema import EyasConfig, ServeConfig
+from eyas.config.server_arguments import MODES, mode_arguments, words
+from eyas.stages.project import Project
 
 
 def show(
@@ -30,20 +33,33 @@ def show(
         return 0
     project = common.open()
     resolved = project.resolved
+    servers = _servers(project)
     if common.json:
         print_json(
             {
                 "config": project.config.model_dump(mode="json"),
                 "target": resolved.facts.as_dict(),
                 "derived": [{"key": d.key, "value": d.value, "reason": d.reason} for d in resolved.derived],
+                "servers": servers,
             }
         )
         return 0
     given = project.config.model_dump(mode="json", exclude_defaults=True)
     table("from eyas.toml and --set", ["key", "value"], [[k, str(v)] for k, v in _flat(given)])
     table("derived", ["key", "value", "reason"], [[d.key, str(d.value), d.reason] for d in resolved.derived])
+    if servers:
+        rows = [[mode, shlex.join(line)] for mode, line in servers.items()]
+        table("servers (address, port and dump folder are added at the start)", ["mode", "arguments"], rows)
     next_command(f"eyas run --dry-run{common.suffix}")
     return 0
+
+
+def _servers(project: Project) -> dict[str, list[str]]:
+    """Arguments of servers by mode; none for a project that has nothing to do with servers."""
+    config = project.config
+    if config.target.kind == "local" and config.serve == ServeConfig():
+        return {}
+    return {mode: words(mode_arguments(config, project.resolved, mode)) for mode in MODES}
 
 
 def documented_keys() -> list[tuple[str, str, str]]:

@@ -8,9 +8,10 @@ import socket
 import time
 
 from eyas.base.errors import EyasError
+from eyas.base.process import process_start_ticks
 from eyas.cli.common import Common
 from eyas.cli.output import next_command, note, print_json
-from eyas.pipeline.lock import current_holder, process_start_ticks
+from eyas.pipeline.lock import current_holder
 
 
 def stop(*, wait: float = 30.0, common: Common = Common()) -> int:  # noqa: B008 - frozen
