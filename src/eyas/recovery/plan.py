@@ -10,7 +10,8 @@ from eyas.recovery.doctor import Diagnosis, check_of
 from eyas.recovery.findings import Finding
 from eyas.recovery.remedies.files import HashWeights, RestoreFile
 from eyas.recovery.remedies.processes import StopProcess
-from eyas.recovery.remedies.resume import Continuity, Resume, Watch, stages_left
+from eyas.recovery.remedies.resume import Continuity, Resume, ServedBy, Watch, stages_left
+from eyas.recovery.remedies.servers import DumpsAside, SetPatch, StopServers
 from eyas.recovery.remedies.services import StopService
 from eyas.recovery.remedies.storage import ByHand
 from eyas.recovery.remedies.store import MendLedger, MendStatistics, MendStore, Scrub, SetOutputsAside
@@ -28,6 +29,10 @@ _BY_HAND = {  # code to group
     "weights-changed": "weights",
     "segment-too-new": "store",
     "recipe-changed": "recipe",
+    "patch-drifted": "patch",
+    "patch-missing": "patch",
+    "server-unreachable": "server",
+    "server-list-damaged": "server",
 }
 _OUTPUTS = ("samples-damaged", "answers-damaged", "drafter-damaged", "evaluation-damaged", "export-damaged")
 _STORE = (
@@ -40,12 +45,14 @@ _STORE = (
     "foreign-file",
 )
 _LEDGER = ("ledger-missing", "ledger-damaged", "samples-missing")
+_SERVERS = ("server-ended", "server-silent", "server-left", "server-wrong-model")
+_PATCHES = ("patch-not-applied", "patch-left")
 _DOUBTS = ("attempt-killed", "store-unhashed", "store-moved", *_STORE, *_LEDGER)
 """After these everything in the store is hashed, and the weights as well."""
 
 GROUPS = (
     "storage", "processes", "gpus", "ledger", "outputs", "store", "scrub", "weights", "patch", "files",
-    "dumps", "server", "recipe", "resume", "continuity", "watch",
+    "dumps", "server", "recipe", "resume", "canary", "continuity", "watch",
 )  # fmt: skip
 """The order of recovery; a todo's group decides where it stands."""
 _NEEDS = {
@@ -60,7 +67,8 @@ _NEEDS = {
     "dumps": ("processes",),
     "server": ("gpus", "weights", "patch", "files", "dumps"),
     "resume": GROUPS[: GROUPS.index("resume")],
-    "continuity": ("resume",),
+    "canary": ("resume",),
+    "continuity": ("resume", "canary"),
     "watch": ("resume",),
 }
 
@@ -87,7 +95,15 @@ class Step:
 def notes(diagnosis: Diagnosis) -> list[Finding]:
     """Findings that no todo is made of: they can wait, and a person decides."""
     mended = {*_BY_HAND, *_OUTPUTS, *_DOUBTS, "statistics-damaged", "process-left", "writer-silent"}
-    mended |= {"service-holds-gpus", "service-at-boot", "file-missing", "file-changed"}
+    mended |= {
+        *_SERVERS,
+        *_PATCHES,
+        "dumps-stale",
+        "service-holds-gpus",
+        "service-at-boot",
+        "file-missing",
+        "file-changed",
+    }
     return [finding for finding in diagnosis.findings if finding.code not in mended]
 
 
@@ -111,6 +127,7 @@ def make_plan(scene: Scene, diagnosis: Diagnosis, since: str) -> list[Step]:
     if left or steps:
         steps += [
             Step("resume", "resume", "Start eyas run in the background", "high", Resume(since)),
+            *_canary(scene, since, left),
             Step(
                 "continuity",
                 "continuity",
@@ -122,6 +139,14 @@ def make_plan(scene: Scene, diagnosis: Diagnosis, since: str) -> list[Step]:
         ]
     steps.sort(key=lambda step: GROUPS.index(step.group))
     return [_with_needs(step, steps) for step in steps]
+
+
+def _canary(scene: Scene, since: str, left: Sequence[str]) -> list[Step]:
+    """Where servers capture: they have to be proven before anything is stored."""
+    if scene.project.config.target.kind == "local" or "extract" not in left:
+        return []
+    text = "See the run's servers proven by a real request (canary)"
+    return [Step("canary", "canary", text, "high", ServedBy(since))]
 
 
 def _with_needs(step: Step, steps: Sequence[Step]) -> Step:
@@ -153,6 +178,13 @@ def _of_findings(diagnosis: Diagnosis) -> list[Step]:
         elif code in ("file-missing", "file-changed"):
             text = f"Bring {finding.subject} back from its source"
             steps.append(_step(f"file:{finding.subject}", "files", text, RestoreFile(finding), one))
+        elif code in _PATCHES:
+            priority = "low" if code == "patch-left" else "high"
+            steps.append(_step(finding.key, "patch", finding.what, SetPatch(finding), one, priority))
+        elif code in _SERVERS:
+            grouped.setdefault("servers", []).append(finding)
+        elif code == "dumps-stale":
+            grouped.setdefault("dumps", []).append(finding)
         elif code in _LEDGER:
             grouped.setdefault("ledger", []).append(finding)
         elif code in _STORE:
@@ -172,6 +204,10 @@ def _grouped(name: str, found: tuple[Finding, ...], diagnosis: Diagnosis) -> Ste
         return _step("ledger", "ledger", f"Mend the ledger: {what}", MendLedger(found), found)
     if name == "store":
         return _step("store", "store", f"Mend the store: {what}", MendStore(found), found)
+    if name == "servers":
+        return _step(name, "processes", f"Stop servers of ours: {what}", StopServers(found), found)
+    if name == "dumps":
+        return _step(name, "dumps", f"Set stale dumps aside: {what}", DumpsAside(found), found, "medium")
     checks = tuple(sorted({check_of(finding, diagnosis) for finding in found}))
     return _step(
         "outputs", "outputs", f"Set damaged outputs aside: {what}", SetOutputsAside(found, checks), found

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from eyas.base.errors import EyasError, StoreNotMounted
+from eyas.base.errors import DamageFound, EyasError, StoreNotMounted
 from eyas.base.layout import Layout
 from eyas.base.progress import Progress, SilentProgress
 from eyas.hosts.disks import Filesystem, filesystem_of
@@ -25,6 +25,7 @@ from eyas.stages.digests import DigestCache
 from eyas.stages.project import Project
 from eyas.store.ledger import Ledger
 from eyas.store.place import require_place
+from eyas.targets.serving.records import ServerBook
 
 UNWATCHED_VERBS = ("recover",)
 """Attempts of these do not count as work of the pipeline."""
@@ -95,10 +96,12 @@ class Scene:
 
     @cached_property
     def own_pids(self) -> frozenset[int]:
-        """The writer, this process, and all that they started; none on another machine."""
+        """The writer, this process, servers of this project, and all that they started; none on another machine."""
         if not self.host.is_here:
             return frozenset()
         roots = {os.getpid()} | ({self.holder.pid} if self.holder is not None else set())
+        with contextlib.suppress(DamageFound):  # a finding of its own
+            roots |= {r.process.pid for r in ServerBook(self.layout.servers).read() if r.process.alive}
         found = set(roots)
         while True:
             more = {p.pid for p in self.processes.values() if p.ppid in found} - found

@@ -194,3 +194,34 @@ class Watch(_Waits):
         except (EyasError, OSError) as error:
             return f"{newest.name} cannot be read: {error}"
         return f"{newest.name} is damaged" if faults else f"every hash of {newest.name} holds"
+
+
+class ServedBy(_Waits):
+    """The run's servers are up and proven by a real request (the canary)."""
+
+    name = "wait until the run's servers are proven"
+
+    def proof(self, bench: Bench) -> Proof:
+        from eyas.targets.serving.overview import look_at_servers
+        from eyas.targets.serving.records import ServerBook
+
+        scene = bench.look()
+        found = newest_work(scene.layout.logs, self.since)
+        if found is None:
+            return Proof("extract" not in stages_left(scene), "the run has not started yet")
+        if (failed := self._failed(*found)) is not None:
+            return failed
+        name, events = found
+        views = look_at_servers(ServerBook(scene.layout.servers), scene.project.config.serve)
+        proven = [view for view in views if view.record.ready and view.state == "running"]
+        if proven:
+            said = ", ".join(
+                f"{view.record.url} ({view.record.engine} {view.record.mode})" for view in proven
+            )
+            return Proof(True, f"{name}: proven by a real request: {said}")
+        past = any(e.get("event") == "stage ended" and e.get("stage") == "extract" for e in events)
+        ended = any(e.get("event") == "attempt ended" for e in events)
+        captured = any(e.get("event") == "progress" and e.get("stage") == "extract" for e in events)
+        if past or ended or captured:
+            return Proof(True, f"{name}: it captured, which it does only after its canary")
+        return Proof(False, f"{name}: no server is proven yet")
