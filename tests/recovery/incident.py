@@ -76,7 +76,8 @@ def rogue(ignore_term: bool = False) -> Iterator[int]:
     code = f"import signal, time; {trap} print('up', flush=True); time.sleep(3600)"
     start = (
         "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', sys.argv[1]],"
-        " stdout=subprocess.PIPE, start_new_session=True, text=True); print(p.stdout.readline(), p.pid)"
+        " stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, text=True);"
+        " print(p.stdout.readline(), p.pid)"
     )
     # started by a process that ends: nobody of ours is above it
     said = subprocess.run([sys.executable, "-c", start, code], capture_output=True, text=True, check=True)

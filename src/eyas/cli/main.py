@@ -15,6 +15,7 @@ from eyas.base.errors import EyasError, Stopped, UsageError
 from eyas.base.files import write_atomic
 from eyas.base.layout import CONFIG_NAME
 from eyas.cli.output import print_error
+from eyas.cli.words import wanted_host
 
 EVERYDAY = Group.create_ordered("Everyday")
 STAGE = Group.create_ordered("Stages (run does them all, in this order)")
@@ -36,6 +37,8 @@ _VERBS = {
     "evaluate": ("stage:evaluate", "Measure acceptance length and speed on held-out prompts.", STAGE),
     "export": ("stage:export", "Write the checkpoint that engines load.", STAGE),
     "verify": ("verify:verify", "Find damage: every file against what was written.", EXPERT),
+    "push": ("push:push", "Put the project and this eyas on a host of eyas.toml.", EXPERT),
+    "mcp": ("mcp:mcp", "Serve status, doctor, todo, plan and recover to an agent (MCP, stdio).", EXPERT),
     "inspect": ("inspect:inspect", "Say what an export or checkpoint is and what is wrong with it.", EXPERT),
 }
 
@@ -112,6 +115,9 @@ def main(arguments: list[str] | None = None) -> None:
     words = sys.argv[1:] if arguments is None else arguments
     as_json = "--json" in words
     try:
+        name = wanted_host(words)
+        if name is not None and (done := _elsewhere(words, name)) is not None:
+            sys.exit(done)
         code = build_app()(words, exit_on_error=False, print_error=False)
     except CycloptsError as error:
         usage = UsageError(" ".join(str(error).split()), hint=f"eyas {_verb(words)}--help")
@@ -131,6 +137,12 @@ def main(arguments: list[str] | None = None) -> None:
         print_error(_unexpected(error, words), as_json)
         sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _elsewhere(words: list[str], host: str) -> int | None:
+    from eyas.cli.remote import forward  # configuration and hosts are loaded only for this
+
+    return forward(words, host)
 
 
 def _verb(words: list[str]) -> str:

@@ -1,7 +1,7 @@
 """Hand-over from extraction to training: the phase closes itself, each step with its evidence.
 
-Nothing here reads tensors: what extraction committed is known to the ledger, so no scan stands between the last
-capture and the first training step.
+Nothing here reads tensors: what extraction committed is known to the ledger, so no scan stands between the
+last capture and the first training step.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class Scene:
 
     @cached_property
     def own_pids(self) -> frozenset[int]:
-        """The writer, this process, servers of this project, and all that they started; none on another machine."""
+        """The writer, this process, this project's servers, and what they started; none elsewhere."""
         if not self.host.is_here:
             return frozenset()
         roots = {os.getpid()} | ({self.holder.pid} if self.holder is not None else set())

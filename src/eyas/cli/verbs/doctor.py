@@ -10,6 +10,8 @@ from eyas.base.units import format_seconds
 from eyas.cli.common import Common
 from eyas.cli.output import next_command, note, print_json
 from eyas.cli.progress import listener
+from eyas.hosts.declared import declared, open_host
+from eyas.hosts.host import Here, Host
 from eyas.recovery.doctor import Diagnosis, diagnose
 from eyas.recovery.findings import Line
 from eyas.recovery.scene import Scene
@@ -31,8 +33,10 @@ def doctor(
         deep: hash the store, all sealed folders and the target's weights as well.
     """
     project = common.open()
-    scene = Scene(project, deep=deep, progress=listener("doctor", common.json))
-    found = diagnose(scene)
+    host: Host = Here()
+    if common.host is not None:  # eyas is not there: the machine can still be looked at
+        host = open_host(declared(project.config, common.host))
+    found = diagnose(Scene(project, host, deep=deep, progress=listener("doctor", common.json)))
     if common.json:
         print_json(found.as_dict())
         return found.exit_code

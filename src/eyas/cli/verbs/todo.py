@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from eyas.base.layout import Layout
 from eyas.cli.common import Common
 from eyas.cli.output import next_command, note, print_json
 from eyas.store.ledger import Ledger
@@ -42,6 +43,15 @@ def todo(
     is_left = any(todo.status in OPEN_STATUSES for phase in phases if phase.is_open for todo in phase.todos)
     next_command(f"eyas recover{common.suffix}" if is_left else f"eyas status{common.suffix}")
     return 0
+
+
+def recorded(layout: Layout) -> dict[str, object]:
+    """The newest phase's todos as one object with ``todos``."""
+    if not layout.ledger.exists():
+        return as_todo_list([])
+    with Ledger.open_read_only(layout.ledger) as ledger:
+        phases = read_phases(ledger)[-1:]
+    return as_todo_list(todo for phase in phases for todo in phase.todos)
 
 
 def _changes(ledger: Ledger, id_: str) -> list[dict[str, object]]:
