@@ -15,11 +15,13 @@ EyasError                      exit  1
 ├── ServerUnreachable          exit 13
 │   ├── ServerNotStarted       exit 13
 │   └── ServerNotStopped       exit 13
+├── HostUnreachable            exit 13   no way to a host of eyas.toml answers
 ├── DamageFound                exit 14   a file is not what was written
 │   ├── SealBroken
 │   └── SegmentDamaged
 ├── StorageFailed              exit 14   the disk does not read or write
 ├── StoreNotMounted            exit 14   the store's disk is not where it was
+├── RecoveryIncomplete         exit 14   something that eyas may not or cannot mend is left
 ├── GateFailed                 exit 15
 ├── CaptureInvalid             exit  1   states that must not be stored
 ├── TrainingDiverged           exit  1   too many steps without a finite loss
@@ -150,6 +152,12 @@ class ServerUnreachable(EyasError):
     exit_code = 13
 
 
+class HostUnreachable(EyasError):
+    """No way to a host works, or it does not do what was asked."""
+
+    exit_code = 13
+
+
 class ServerNotStarted(ServerUnreachable):
     """A server ended before it answered, or did not answer in time."""
 
@@ -180,6 +188,12 @@ class StorageFailed(EyasError):
 
 class StoreNotMounted(EyasError):
     """The store is empty and lies on another disk than before: its own is not mounted."""
+
+    exit_code = 14
+
+
+class RecoveryIncomplete(EyasError):
+    """Todos are left that need a permission, a person, or a machine that works."""
 
     exit_code = 14
 

@@ -18,11 +18,13 @@ class Common:
     Args:
         project: the project folder.
         json: print one JSON object on stdout.
+        host: do it on this host of eyas.toml, where eyas push has put the project.
         set: override a value of eyas.toml, as in --set train.lr=1e-4; may be repeated.
     """
 
     project: Path = Path()
     json: bool = False
+    host: str | None = None
     set: tuple[str, ...] = ()
 
     def open(self) -> Project:

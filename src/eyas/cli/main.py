@@ -15,6 +15,7 @@ from eyas.base.errors import EyasError, Stopped, UsageError
 from eyas.base.files import write_atomic
 from eyas.base.layout import CONFIG_NAME
 from eyas.cli.output import print_error
+from eyas.cli.words import wanted_host
 
 EVERYDAY = Group.create_ordered("Everyday")
 STAGE = Group.create_ordered("Stages (run does them all, in this order)")
@@ -26,6 +27,9 @@ _VERBS = {
     "status": ("status:status", "Where every stage stands and what comes next.", EVERYDAY),
     "stop": ("stop:stop", "Ask the running eyas to save its state and end.", EVERYDAY),
     "logs": ("logs:logs", "Events of an attempt; --follow goes on as they come.", EVERYDAY),
+    "doctor": ("doctor:doctor", "What survived, what is damaged, what to do; changes nothing.", EVERYDAY),
+    "recover": ("recover:recover", "Mend what doctor finds and bring the run back, step by step.", EVERYDAY),
+    "todo": ("todo:todo", "What is to be done and was done, with evidence and history.", EVERYDAY),
     "prepare": ("stage:prepare", "Read, render, split and count the data.", STAGE),
     "regenerate": ("stage:regenerate", "Let the target answer every prompt itself.", STAGE),
     "extract": ("stage:extract", "Capture hidden states into the store.", STAGE),
@@ -33,6 +37,8 @@ _VERBS = {
     "evaluate": ("stage:evaluate", "Measure acceptance length and speed on held-out prompts.", STAGE),
     "export": ("stage:export", "Write the checkpoint that engines load.", STAGE),
     "verify": ("verify:verify", "Find damage: every file against what was written.", EXPERT),
+    "push": ("push:push", "Put the project and this eyas on a host of eyas.toml.", EXPERT),
+    "mcp": ("mcp:mcp", "Serve status, doctor, todo, plan and recover to an agent (MCP, stdio).", EXPERT),
     "inspect": ("inspect:inspect", "Say what an export or checkpoint is and what is wrong with it.", EXPERT),
 }
 
@@ -110,6 +116,9 @@ def main(arguments: list[str] | None = None) -> None:
     words = sys.argv[1:] if arguments is None else arguments
     as_json = "--json" in words
     try:
+        name = wanted_host(words)
+        if name is not None and (done := _elsewhere(words, name)) is not None:
+            sys.exit(done)
         code = build_app()(words, exit_on_error=False, print_error=False)
     except CycloptsError as error:
         usage = UsageError(" ".join(str(error).split()), hint=f"eyas {_verb(words)}--help")
@@ -129,6 +138,12 @@ def main(arguments: list[str] | None = None) -> None:
         print_error(_unexpected(error, words), as_json)
         sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _elsewhere(words: list[str], host: str) -> int | None:
+    from eyas.cli.remote import forward  # configuration and hosts are loaded only for this
+
+    return forward(words, host)
 
 
 def _verb(words: list[str]) -> str:

@@ -15,6 +15,7 @@ from eyas.base.progress import Progress
 from eyas.base.stop import StopFlag
 from eyas.base.storage import named_storage_errors
 from eyas.pipeline.attempt import Attempt, RecordedProgress, next_number
+from eyas.pipeline.handover import Handover
 from eyas.pipeline.lock import hold_lock
 from eyas.pipeline.mend import MAX_MENDS, mend, scrub_store, set_damages_aside
 from eyas.pipeline.order import STAGES
@@ -145,6 +146,7 @@ def _attempt(
         outcome: dict[str, object] = {"outcome": "done"}
         if retry_failed:
             ledger.retry_failed()
+        handover = Handover(project, ledger, attempt, verb)
         try:
             if "extract" not in to_redo:
                 _require_place(project, ledger, RecordedProgress(attempt, progress("store"), "store"))
@@ -152,7 +154,7 @@ def _attempt(
                 listener = RecordedProgress(attempt, progress(stage.name), stage.name)
                 context = RunContext(ledger, listener, stop, number)
                 with named_storage_errors(layout.root):
-                    _run_one(stage, project, context, attempt, stage.name in to_redo, result)
+                    _run_one(stage, project, context, attempt, stage.name in to_redo, result, handover)
                 to_redo.discard(stage.name)
             result.num_set_aside = ledger.counts()["set_aside"].samples
         except EyasError as error:
@@ -191,7 +193,13 @@ def _ledger(layout: Layout, progress: Progress) -> Ledger:
 
 
 def _run_one(
-    stage: Stage, project: Project, context: RunContext, attempt: Attempt, redo: bool, result: RunResult
+    stage: Stage,
+    project: Project,
+    context: RunContext,
+    attempt: Attempt,
+    redo: bool,
+    result: RunResult,
+    handover: Handover,
 ) -> None:
     context.stop.check()
     step = _plan_stage(stage, project, redo, "")
@@ -218,9 +226,15 @@ def _run_one(
         context.progress.say(f"{stage.name} is redone: {step.why}")
         _set_outputs_aside(stage, project, step.why, context.ledger)
     attempt.event("stage started", stage=stage.name, action=step.action, why=step.why)
+    if stage.name == "extract":
+        handover.open()
+    elif stage.name == "train":
+        handover.training_began()
     room = project_room(project, context.progress, context.stop)
     # every stage goes on where it was, so a full disk costs no more than the wait for room
     numbers = room.patiently(partial(_run_named, stage, project, context), 0)
+    if stage.name == "extract":
+        handover.captured()
     result.ran.append(stage.name)
     result.numbers[stage.name] = numbers
     attempt.event("stage ended", stage=stage.name, **{"numbers": numbers})

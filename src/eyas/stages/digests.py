@@ -12,10 +12,14 @@ from eyas.base.seal import file_digest, read_seal
 
 
 class DigestCache:
-    """SHA-256 of files; a file that was not touched is not read again."""
+    """SHA-256 of files; a file that was not touched is not read again.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    Args:
+        writable: remember digests in the file at all; a look that changes nothing does not.
+    """
+
+    def __init__(self, path: Path, *, writable: bool = True) -> None:
+        self._path, self._writable = path, writable
         self._known: dict[str, list[object]] = {}
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             self._known = dict(require_check(read_json(path))["files"])
@@ -29,7 +33,7 @@ class DigestCache:
             return str(entry[3])
         value = file_digest(file)
         self._known[str(file)] = [*mark, value]
-        if remember:
+        if remember and self._writable:
             with contextlib.suppress(OSError):  # a cache: a full disk must not end a read-only verb
                 write_json(self._path, with_check({"files": self._known}))
         return value

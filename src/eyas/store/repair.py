@@ -24,6 +24,7 @@ from eyas.store.recipe import read_store_recipe
 from eyas.store.samples import iter_sample_index
 from eyas.store.segment import SegmentReader, verify_segment
 from eyas.store.segment_header import SegmentHeader, read_header, segment_number
+from eyas.store.todos import TODO_EVENT, restore_todo
 
 _SET_ASIDE_KINDS = frozenset({"size", "header", "content", "recipe"})
 
@@ -234,6 +235,9 @@ def rebuild_ledger(
         for number, events in logged_events(layout):
             ledger.restore_attempt(number, events[0].at if events else "unknown")
             ledger.replay(events)
+            for event in events:
+                if event.kind == TODO_EVENT:
+                    restore_todo(ledger, event)
     adoption = adopt_unknown(layout, ledger, recipe_hash, progress)
     ledger.event("ledger_rebuilt", {"segments": len(adoption.segments), "samples": adoption.num_samples})
     return adoption

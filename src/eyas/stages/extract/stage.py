@@ -16,6 +16,9 @@ from eyas.store.imports import to_recheck
 from eyas.store.ledger import Ledger, SegmentRecord
 from eyas.store.recipe import StoreRecipe
 
+SAME_STATES = "stored samples come out the same"
+"""What the log says when continuity holds; recovery waits for it."""
+
 
 def capture_recipe(project: Project, fingerprint: str, dtype: str) -> StoreRecipe:
     """All that determines a capture's content besides the sample itself.

@@ -23,7 +23,7 @@ from eyas.stages.extract.continuity import check_continuity, chosen_samples
 from eyas.stages.extract.items import MAX_TRIES, Item, ledger_failure, store_writer
 from eyas.stages.extract.served import capture_served, engines_source
 from eyas.stages.extract.sources import note_source, source_changed
-from eyas.stages.extract.stage import capture_recipe
+from eyas.stages.extract.stage import SAME_STATES, capture_recipe
 from eyas.stages.local_target import load_target, target_arithmetic
 from eyas.stages.project import Project
 from eyas.stages.protocol import RunContext
@@ -159,7 +159,7 @@ def _recheck(
     ids += [sample for sample in imported if sample in reader and sample not in ids]
     if ids:
         error = check_continuity(target, reader, recipe, ids)
-        context.progress.say(f"{len(ids)} stored samples come out the same (largest error {error:.1g})")
+        context.progress.say(f"{len(ids)} {SAME_STATES} (largest error {error:.1g})")
     if imported:
         note_rechecked(project.layout, imported)
 

@@ -1,0 +1,77 @@
+"""``eyas todo``: the list of what is to be done and was done, with its history."""
+
+from __future__ import annotations
+
+from eyas.base.layout import Layout
+from eyas.cli.common import Common
+from eyas.cli.output import next_command, note, print_json
+from eyas.store.ledger import Ledger
+from eyas.store.ledger_history import Todo
+from eyas.store.todos import OPEN_STATUSES, Phase, as_todo_list, history, read_phases
+
+_MARKS = {"completed": "+", "in_progress": "~", "pending": ".", "blocked": "!", "cancelled": "-"}
+
+
+def todo(
+    *,
+    all: bool = False,
+    history: bool = False,
+    common: Common = Common(),  # noqa: B008 - frozen
+) -> int:
+    """Print the todos of the newest phase; --json gives one object with "todos", for todo tools.
+
+    Args:
+        all: of all phases.
+        history: every change of each: who, when, in which attempt, with what evidence.
+    """
+    layout = common.open().layout
+    phases, changes = [], {}
+    if layout.ledger.exists():
+        with Ledger.open_read_only(layout.ledger) as ledger:
+            phases = read_phases(ledger)
+            phases = phases if all else phases[-1:]
+            if history:
+                changes = {todo.id: _changes(ledger, todo.id) for phase in phases for todo in phase.todos}
+    todos = [todo for phase in phases for todo in phase.todos]
+    if common.json:
+        print_json(as_todo_list(todos) | ({"history": changes} if history else {}))
+        return 0
+    for phase in phases:
+        print("\n".join(render(phase, changes)))
+    if not phases:
+        note("no todos yet")
+    is_left = any(todo.status in OPEN_STATUSES for phase in phases if phase.is_open for todo in phase.todos)
+    next_command(f"eyas recover{common.suffix}" if is_left else f"eyas status{common.suffix}")
+    return 0
+
+
+def recorded(layout: Layout) -> dict[str, object]:
+    """The newest phase's todos as one object with ``todos``."""
+    if not layout.ledger.exists():
+        return as_todo_list([])
+    with Ledger.open_read_only(layout.ledger) as ledger:
+        phases = read_phases(ledger)[-1:]
+    return as_todo_list(todo for phase in phases for todo in phase.todos)
+
+
+def _changes(ledger: Ledger, id_: str) -> list[dict[str, object]]:
+    return [change.__dict__ for change in history(ledger, id_)]
+
+
+def render(phase: Phase, changes: dict[str, list[dict[str, object]]]) -> list[str]:
+    """A phase for people."""
+    state = "open" if phase.is_open else f"closed {phase.closed_at} ({phase.outcome})"
+    lines = [f"{phase.id}  opened {phase.opened_at}, {state}"]
+    for todo in phase.todos:
+        lines += _lines(todo, phase)
+        lines += [
+            f"      {change['at']}  {change['status']}, attempt {change['attempt']}, {change['who']}"
+            for change in changes.get(todo.id, [])
+        ]
+    return lines
+
+
+def _lines(todo: Todo, phase: Phase) -> list[str]:
+    name = todo.id.removeprefix(f"{phase.id}/")
+    lines = [f"  {_MARKS[todo.status]} {todo.status:<11} {todo.content}  [{name}]"]
+    return lines + ([f"      {todo.evidence}"] if todo.evidence else [])

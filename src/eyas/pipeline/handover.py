@@ -1,0 +1,137 @@
+"""Hand-over from extraction to training: the phase closes itself, each step with its evidence.
+
+Nothing here reads tensors: what extraction committed is known to the ledger, so no scan stands between the
+last capture and the first training step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from eyas.base.errors import EyasError
+from eyas.base.seal import is_sealed, seal_faults
+from eyas.base.units import format_bytes
+from eyas.hosts.gpus import GpuReader, NvmlGpus
+from eyas.pipeline.attempt import Attempt
+from eyas.stages.project import Project
+from eyas.store.ledger import Ledger
+from eyas.store.ledger_history import Todo
+from eyas.store.todos import TodoBook, read_phases, whoami
+from eyas.targets.serving.overview import stop_servers
+from eyas.targets.serving.patches import Patches
+from eyas.targets.serving.records import ServerBook
+
+PHASE = "extraction"
+
+
+@dataclass
+class Handover:
+    """The todos of one extraction; opened when it starts, closed when training has begun.
+
+    Args:
+        gpus: who is asked for GPU memory.
+    """
+
+    project: Project
+    ledger: Ledger
+    attempt: Attempt
+    verb: str
+    gpus: GpuReader = field(default_factory=NvmlGpus)
+
+    def __post_init__(self) -> None:
+        self._book = TodoBook(self.attempt, whoami(self.verb), self.attempt.number, self.ledger)
+        self._phase = ""
+
+    def open(self) -> None:
+        """Extraction begins, or goes on after a stop."""
+        self._phase = self._book.open_phase(PHASE)
+        known = {todo.id for phase in read_phases(self.ledger) for todo in phase.todos}
+        before: tuple[str, ...] = ()
+        for key, content in _CONTENTS.items():
+            id_ = f"{self._phase}/{key}"
+            if id_ not in known:
+                self._book.put(Todo(id_, content, "high", "pending", before, "", ""))
+            before = (id_,)
+        self._change("capture", "in_progress", "extraction runs")
+
+    def captured(self) -> None:
+        """The last capture is committed: stop what only capturing needed, and prove it gone.
+
+        A step that fails is blocked with its reason and does not keep training from beginning.
+        """
+        if not self._phase:
+            return
+        counts = self.ledger.counts()
+        said = ", ".join(f"{count.samples} {state}" for state, count in counts.items() if count.samples)
+        self._change("capture", "completed", f"ledger: {said}")
+        for key, step in (
+            ("servers", self._stop_servers),
+            ("gpus", self._prove_gpus),
+            ("patches", self._restore_patches),
+            ("mapping", self._check_mapping),
+        ):
+            self._do(key, step)
+
+    def training_began(self) -> None:
+        """Training is launched: the phase closes."""
+        if not self._phase:
+            return
+        self._change("training", "completed", f"attempt {self.attempt.number} started the stage train")
+        self._book.close_phase(self._phase, "handed over to training")
+        self._phase = ""
+
+    def _do(self, key: str, step: Callable[[], str]) -> None:
+        try:
+            self._change(key, "completed", step())
+        except (EyasError, OSError) as error:
+            self._change(key, "blocked", " ".join(str(error).splitlines()))
+
+    def _change(self, key: str, status: str, evidence: str) -> None:
+        id_ = f"{self._phase}/{key}"
+        keys = list(_CONTENTS)
+        place = keys.index(key)
+        before = (f"{self._phase}/{keys[place - 1]}",) if place else ()
+        self._book.put(Todo(id_, _CONTENTS[key], "high", status, before, evidence, ""))
+
+    def _stop_servers(self) -> str:
+        book = ServerBook(self.project.layout.servers)
+        if not book.read():
+            return "no server of eyas runs"
+        stopped, in_use = stop_servers(book, self.project.config.serve)
+        said = [f"{record.url}: process and port gone, GPU memory {gpu}" for record, gpu in stopped]
+        return "; ".join([*said, *(f"{record.url} is in use" for record in in_use)])
+
+    def _prove_gpus(self) -> str:
+        gpus = self.gpus.read()
+        if not gpus:
+            return "no GPU on this machine"
+        return "used: " + ", ".join(f"GPU {gpu.index} {format_bytes(gpu.used_bytes)}" for gpu in gpus)
+
+    def _restore_patches(self) -> str:
+        layout = self.project.layout
+        patches = Patches(self.project.config.serve, layout.root, layout.state / "patches")
+        said = []
+        for name in patches.names():
+            view = patches.look(name)
+            if view.state == "applied" and view.applied_at is not None:
+                view = patches.restore(name)
+            said.append(f"{name}: {view.state}")
+        return "; ".join(said) or "no edit of an engine's source is declared"
+
+    def _check_mapping(self) -> str:
+        vocabulary = self.project.layout.vocabulary
+        if not is_sealed(vocabulary):
+            return "no draft vocabulary yet: training makes it from the stored samples"
+        faults = seal_faults(vocabulary, deep=False)
+        return f"sealed; {'; '.join(faults)}" if faults else "the draft vocabulary is sealed and whole"
+
+
+_CONTENTS = {
+    "capture": "Capture every sample",
+    "servers": "Stop the servers that captured",
+    "gpus": "See that GPU memory is free",
+    "patches": "Restore the engine's source",
+    "mapping": "Check the draft vocabulary",
+    "training": "Launch training",
+}

@@ -1,0 +1,1 @@
+"""How each kind of finding is mended and verified; nothing is deleted, nothing killed by a broad name."""
