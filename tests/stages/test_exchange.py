@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import shutil
+from collections import namedtuple
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +23,7 @@ from tests.faults.forked import run_here
 from tests.projects import make_project, store_content, tiny_target
 
 UNTIL_EXTRACT = STAGES[:3]
+Usage = namedtuple("Usage", "total used free")
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +94,53 @@ def test_an_import_of_other_states_does_not_pass_the_recheck(source: Path, tmp_p
     assert run_here(root, UNTIL_EXTRACT) == 2
     assert "cannot be captured again" in (root / "last-error.txt").read_text()
     assert to_recheck(Layout(root)) != []
+
+
+def test_an_import_waits_for_room(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = exported(source, tmp_path / "out", "rows", "--last", "post_norm")
+    root = emptied(source, tmp_path / "p")
+    real, failures, looks = os.fsync, [0], [0]
+
+    def full(descriptor: int) -> None:
+        if "/store/" in os.readlink(f"/proc/self/fd/{descriptor}") and failures[0] < 6:
+            failures[0] += 1
+            raise OSError(errno.ENOSPC, "no space left on device")
+        real(descriptor)
+
+    def usage(path: object) -> Usage:
+        looks[0] += 1
+        return Usage(10**12, 0, 0 if looks[0] <= 3 else 10**12)
+
+    words = ("store", "import", folder, "--last", "post_norm", "--project", root)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**12, 0, 0))
+    stopped = eyas(*words, "--set", "disk.when_full=stop")
+    assert stopped.code == 12, stopped.err
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    monkeypatch.setattr(os, "fsync", full)
+    done = eyas(*words, "--set", "disk.look_again_seconds=0.05")
+    assert done.code == 0, done.err
+    assert (failures[0], looks[0] > 3) == (6, True)
+    assert "there is room again" in done.err
+    monkeypatch.undo()
+    assert store_content(root) == store_content(source)
+
+
+def test_a_damaged_record_of_imports_is_set_aside(source: Path, tmp_path: Path) -> None:
+    folder = exported(source, tmp_path / "out", "rows", "--last", "post_norm")
+    root = emptied(source, tmp_path / "p")
+    assert eyas("store", "import", folder, "--last", "post_norm", "--project", root).code == 0
+    path = root / "store" / "imports.json"
+    text = path.read_text()
+    names = to_recheck(Layout(root))
+    path.write_text(text.replace(names[0], names[0][::-1]))
+    assert eyas("verify", "--project", root).code == 14
+    assert run_here(root, UNTIL_EXTRACT) == 0, (root / "last-error.txt").read_text()
+    assert [p for p in (root / "set-aside").iterdir() if p.name.endswith("imports.json")]
+    assert store_content(root) == store_content(source)
+    old = json.loads(text)
+    del old["check"]
+    path.write_text(json.dumps(old))
+    assert to_recheck(Layout(root)) == names  # a record from before the digest
 
 
 class RunsCode:

@@ -137,9 +137,12 @@ def test_a_poison_sample_costs_its_retries_and_is_set_aside(
         return states
 
     monkeypatch.setattr(LocalTarget, "capture", poisoned)
-    done = eyas("extract", "--project", half)
+    done = eyas("extract", "--project", half, "--set", "extract.retry_seconds=0.1")
     assert done.code == 3, done.err
     assert hits[0] == 3
+    assert done.err.count("trying again in") == 2
+    assert "trying again in 0.1 s" in done.err
+    assert "trying again in 0.2 s" in done.err
     view = eyas("status", "--project", half, "--json").json
     assert view["set_aside_samples"] == 1
     assert view["next_command"] == f"eyas run --project {half}", "training may go on without it"

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from eyas.base.checked import with_check
 from eyas.base.errors import DamageFound, DataError, RecipeChanged
 from eyas.base.files import read_json, set_aside, write_json
-from eyas.base.hashing import recipe_differences
+from eyas.base.hashing import recipe_differences, recipe_hash
 from eyas.base.seal import read_seal, require_seal, sealed_folder
 from eyas.chat.conversation import DialoguePrompts
 from eyas.chat.dialogue import Dialogue, EmittedAnswer, read_dialogues
@@ -26,7 +27,7 @@ from eyas.stages.chat_tools import load_renderer
 from eyas.stages.local_target import load_target, target_arithmetic
 from eyas.stages.project import Project
 from eyas.stages.protocol import RunContext
-from eyas.stages.regenerate.answers import Answer, prompt_digest, read_answers, write_part
+from eyas.stages.regenerate.answers import Answer, part_recipes, prompt_digest, read_answers, write_part
 from eyas.stages.regenerate.stage import ANSWERS_RECIPE, answers_recipe, recorded_answers_recipe
 from eyas.store.samples import Sample, read_samples, sample_id, write_samples
 from eyas.targets.fingerprint import weights_fingerprint
@@ -35,6 +36,7 @@ from eyas.targets.local.model import LocalTarget
 
 CONVERSATIONS = "conversations.jsonl"
 STATISTICS = "stats.json"
+_CHANGED_HINT = "take the change back, or: eyas run --redo regenerate (the old answers are set aside)"
 
 
 @dataclass
@@ -94,7 +96,7 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
                 if target is None:
                     target = load_target(project, device, dtype, context.progress)
                 answers = _answer(project, context, target, missing, turn, renderer)
-                write_part(layout.answers, turn, answers)
+                write_part(layout.answers, turn, answers, recipe_hash(recipe))
                 known.update({_key(ask, turn): answer for ask, answer in zip(missing, answers, strict=True)})
                 num_new += len(answers)
                 num_tokens += sum(len(answer.tokens) for answer in answers)
@@ -110,7 +112,15 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
 
 def _require_recipe(project: Project, recorded: dict[str, object] | None, recipe: dict[str, object]) -> None:
     if recorded is None:
-        write_json(project.layout.answers / ANSWERS_RECIPE, recipe)
+        wanted = recipe_hash(recipe)
+        if others := sorted(part_recipes(project.layout.answers) - {wanted}):
+            raise RecipeChanged(
+                "the answers on disk were drawn with other settings or weights",
+                where=project.layout.answers,
+                why=f"{ANSWERS_RECIPE} is lost; the answers carry {', '.join(others)}, not {wanted}",
+                hint=_CHANGED_HINT,
+            )
+        write_json(project.layout.answers / ANSWERS_RECIPE, with_check(recipe))
         return
     differences = recipe_differences(recorded, recipe)
     if differences:
@@ -118,7 +128,7 @@ def _require_recipe(project: Project, recorded: dict[str, object] | None, recipe
             "the answers on disk were drawn with other settings or weights",
             where=project.layout.answers,
             why="; ".join(differences),
-            hint="take the change back, or: eyas run --redo regenerate (the old answers are set aside)",
+            hint=_CHANGED_HINT,
         )
 
 
