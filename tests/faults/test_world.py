@@ -23,6 +23,7 @@ from eyas.pipeline.attempt import attempt_folders, read_events
 from eyas.pipeline.order import STAGES
 from eyas.store.ledger import Commit, Ledger
 from eyas.store.reader import StoreReader
+from tests.cli.command import eyas
 from tests.faults.forked import KILLED, error_of, run_child, start_child
 from tests.faults.small import LONG, SEED, small_project, tmpfs
 from tests.projects import outcome
@@ -246,6 +247,11 @@ def test_an_empty_mount_point_is_never_written_to(model: Path, expected: dict[st
     assert code == StoreNotMounted.exit_code, error_of(root)
     assert "another disk" in error_of(root)
     assert "mount" in error_of(root)
+    for words in (("verify",), ("verify", "--deep"), ("store", "repair"), ("store", "repair", "--dry-run"),
+                  ("store", "compact"), ("store", "gc", "--yes")):  # fmt: skip
+        done = eyas(*words, "--project", root)
+        assert done.code == StoreNotMounted.exit_code, f"{words}: {done.err}"
+        assert "another disk" in done.err, words
     assert list(layout.store.iterdir()) == []
     with tmpfs(layout.store, "size=65m"):
         # another disk with the same content: recognised, hashed, and gone on with

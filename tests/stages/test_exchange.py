@@ -16,10 +16,12 @@ import torch
 from eyas.base.layout import Layout
 from eyas.pipeline.order import STAGES
 from eyas.stages.exchange.pickles import CodeRefused, read_pickle, write_pickle
+from eyas.stages.project import Project
 from eyas.store.imports import read_imports, to_recheck
 from eyas.store.layouts.tensor_file import FileTensor
 from tests.cli.command import eyas
 from tests.faults.forked import run_here
+from tests.faults.small import LONG, SEED
 from tests.projects import make_project, store_content, tiny_target
 
 UNTIL_EXTRACT = STAGES[:3]
@@ -189,6 +191,48 @@ def test_without_samples_spans_come_from_the_mask(source: Path, tmp_path: Path) 
     shutil.rmtree(root / "data" / "samples")
     done = eyas("store", "import", folder, "--project", root, "--json")
     assert done.json["stored"] == len(store_content(source))
+
+
+@pytest.mark.skipif(not LONG, reason="18,421 files: EYAS_LONG_FAULTS=1")
+def test_as_many_files_as_a_real_run_had(source: Path, tmp_path: Path) -> None:
+    """rows_A-B folders of one .pt a sample; one in a thousand truncated, holed, foreign or running code."""
+    root = emptied(source, tmp_path / "p")
+    shutil.rmtree(root / "data" / "samples")  # spans come from the files themselves
+    resolved = Project.open(root).resolved
+    width, num_layers = resolved.facts.hidden_size, len(resolved.aux_layers)
+    rng, unfit = np.random.default_rng(SEED), dict[str, str]()
+    for number in range(18_421):
+        first = number // 2000 * 2000
+        path = tmp_path / "out" / f"rows_{first}-{first + 2000}" / f"data_{number}.pt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tokens = torch.tensor([number % 300, number // 300, *rng.integers(0, 300, 6)])
+        aux = torch.from_numpy(rng.standard_normal((1, 8, num_layers * width), dtype=np.float32))
+        last = torch.from_numpy(rng.standard_normal((1, 8, width), dtype=np.float32))
+        content: dict[str, object] = {
+            "input_ids": tokens,
+            "loss_mask": torch.tensor([0, 0, 0, 1, 1, 1, 1, 1]),
+            "hidden_state": last,
+            "aux_hidden_state": aux,
+        }
+        kind = number // 1000 % 4 if number % 1000 == 999 else None
+        if kind == 0:
+            content["more"] = RunsCode(tmp_path / "ran")
+        if kind == 1:
+            aux[:, 2:4] = 0
+        torch.save(content, path)
+        if kind == 2:
+            path.write_bytes(path.read_bytes()[:-700])
+        if kind == 3:
+            path.write_bytes(rng.bytes(5000))
+        if kind is not None:
+            unfit[str(path)] = "refused" if kind == 0 else "damaged"
+    done = eyas("store", "import", tmp_path / "out", "--last", "post_norm", "--project", root, "--json")
+    assert done.code == 14, done.err
+    assert {left["path"]: left["kind"] for left in done.json["left_alone"]} == unfit
+    assert done.json["stored"] == 18_421 - len(unfit)
+    assert not (tmp_path / "ran").exists()
+    print(f"seed {SEED}: {len(unfit)} unfit files among 18,421")
+    assert len(unfit) == 18
 
 
 def test_another_recipe_is_refused(source: Path, tmp_path: Path) -> None:
