@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from eyas.base.errors import DamageFound
@@ -47,7 +48,7 @@ def test_states_become_a_mask(layout: Layout) -> None:
         listing = list_samples(layout, ledger)
         ids = [sample.id for sample in make_data(NUM_SAMPLES)]
         lengths = {sample.id: len(sample.tokens) for sample in make_data(NUM_SAMPLES)}
-        assert listing.id_texts(range(len(listing))) == sorted(ids)
+        assert listing.id_texts(np.arange(len(listing))) == sorted(ids)
         assert listing.lengths.tolist() == [lengths[name] for name in sorted(ids)]
         assert listing.left() == set(ids)
         ledger.commit_segment("seg", 1, "recipe", [(ids[0], lengths[ids[0]], 1)])
@@ -75,13 +76,13 @@ def test_what_is_listed_is_not_listed_again(layout: Layout) -> None:
 
 def test_a_lost_or_strange_row_is_listed_again(layout: Layout) -> None:
     with Ledger.open(layout.ledger) as ledger:
-        ids = list_samples(layout, ledger).id_texts(range(NUM_SAMPLES))
+        ids = list_samples(layout, ledger).id_texts(np.arange(NUM_SAMPLES))
         with ledger.transaction() as connection:
             connection.execute("DELETE FROM samples WHERE id = ?", (ids[0],))
-        assert list_samples(layout, ledger).id_texts(range(NUM_SAMPLES)) == ids
+        assert list_samples(layout, ledger).id_texts(np.arange(NUM_SAMPLES)) == ids
         with ledger.transaction() as connection:
             connection.execute("UPDATE samples SET id = ? WHERE id = ?", ("f" * 32, ids[1]))
-        assert list_samples(layout, ledger).id_texts(range(NUM_SAMPLES)) == ids
+        assert list_samples(layout, ledger).id_texts(np.arange(NUM_SAMPLES)) == ids
         assert ledger.state_of("f" * 32) is None
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
 
 from eyas.base.layout import Layout
 from eyas.base.progress import Progress
@@ -22,7 +25,9 @@ class Left:
 
     def batches(self) -> list[list[str]]:
         """Ids, batch by batch, where something is left to do."""
-        return [self.listing.id_texts(batch) for batch in self.plan.with_any(self.listing.is_left)]
+        chosen = self.plan.with_any(self.listing.is_left)
+        names = iter(self.listing.id_texts(np.concatenate(chosen))) if chosen else iter(())
+        return [list(islice(names, len(batch))) for batch in chosen]
 
 
 def find_left(layout: Layout, ledger: Ledger, batch_tokens: int, progress: Progress) -> Left:
