@@ -24,7 +24,7 @@ _LENGTH_DIGITS = 9
 _ROW = np.dtype([("id", f"S{_ID_DIGITS}"), ("length", np.uint8, _LENGTH_DIGITS), ("left", "S1")])
 _EDGES = ("", *"123456789abcdef", chr(0x10FFFF))
 # SQLite joins the rows itself, into one text of rows of equal width: a million rows that each become objects
-# of Python take three times as long. In pieces by the first digit, since a text of SQLite has at most 1e9 bytes.
+# of Python take three times as long. In pieces by the first digit: a text of SQLite has at most 1e9 bytes.
 # The plus keeps it from the index by state: rows come by id, and an index could be damaged by itself.
 _QUERY = (
     "SELECT count(*), group_concat(row, '') FROM ("
