@@ -136,9 +136,12 @@ def _warn_of_room(project: Project, items: Mapping[str, _Item], todo: set[str], 
     """Say before the first byte what will be written, whether it fits, and how long the disk takes for it."""
     resolved = project.resolved
     needed = 0
-    kind = filesystem_kind(project.layout.store)
-    if kind in MEMORY_FILESYSTEMS:
-        context.progress.say(f"the store lies on {kind}: a reboot wipes it; move the project to a disk")
+    places = {"project": project.layout.root, "store": project.layout.store, "target": resolved.model}
+    wiped = [name for name, path in places.items() if filesystem_kind(path) in MEMORY_FILESYSTEMS]
+    if wiped:
+        context.progress.say(
+            f"in memory, where a reboot wipes it: {', '.join(wiped)}; move that to a disk before a long run"
+        )
     for item in items.values():
         if item.id in todo:
             needed += len(item.tokens) * (resolved.bytes_per_token_aux + 4)
