@@ -15,7 +15,8 @@ export OMP_WAIT_POLICY := PASSIVE
 help:
 	@echo "make demo   train and evaluate a drafter for SmolLM2-135M in demo/"
 	@echo "make test   lint, types, floors and the everyday tests"
-	@echo "make faults the long form of the fault suite (hours; root, for its mounts)"
+	@echo "make faults the long form of the fault suite (hours; root, for its mounts); in pieces:"
+	@echo "            make faults SEED=7 PARTS=0-4, of 20 parts that need nothing of each other"
 	@echo "make lint   ruff, mypy, import-linter"
 	@echo "make bench  list the benchmarks (run one with NAME=extract)"
 	@echo "make docs   write docs/reference.md from the code"
@@ -47,7 +48,7 @@ test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 faults: venv
-	EYAS_LONG_FAULTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults tests/store -s
+	EYAS_LONG_FAULTS=1 $(if $(PARTS),EYAS_PARTS=$(PARTS)) $(if $(SEED),EYAS_SEED=$(SEED)) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults tests/store -s
 
 docs: venv
 	$(BIN)/python docs/generate.py

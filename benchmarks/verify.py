@@ -17,7 +17,7 @@ from eyas.pipeline.verify import NUM_WORKERS
 from eyas.store.ledger import Ledger
 from eyas.store.scrub import deep
 
-_READ_BYTES = 4 << 20
+_READ_BYTES = 1 << 20  # the fastest plain reader of 128 KiB to 4 MiB
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

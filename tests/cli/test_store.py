@@ -42,7 +42,9 @@ def layout(tmp_path: Path) -> Layout:
     ):
         with sealed_folder(path, {}) as folder:
             (folder / "content").write_bytes(b"content")
-    write_part(layout.answers, 0, [Answer("c", 0, "p", [1, 2], "stop"), Answer("d", 0, "q", [3], "length")])
+    write_part(
+        layout.answers, 0, [Answer("c", 0, "p", [1, 2], "stop"), Answer("d", 0, "q", [3], "length")], "recipe"
+    )
     return layout
 
 

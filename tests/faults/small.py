@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import subprocess
@@ -16,6 +17,30 @@ from tests.projects import make_project
 LONG = bool(os.environ.get("EYAS_LONG_FAULTS"))
 # the short form repeats one seed, so that a red run means a change; the long form explores
 SEED = int(os.environ.get("EYAS_SEED", random.SystemRandom().randrange(10**6) if LONG else 20261129))
+
+NUM_PARTS = 20
+
+
+def _parts() -> list[int]:
+    if not LONG:
+        return [0]
+    first, _, last = os.environ.get("EYAS_PARTS", f"0-{NUM_PARTS - 1}").partition("-")
+    return list(range(int(first), int(last or first) + 1))
+
+
+PARTS = _parts()
+"""The long form is 20 parts that need nothing of each other; ``EYAS_PARTS=3-5`` runs some of them."""
+
+
+def rng_of(part: int) -> random.Random:
+    """Where a part's faults come from: the seed and the part alone."""
+    return random.Random(SEED if part == 0 else f"{SEED} {part}")
+
+
+def numbers_of(part: int, short_stride: int = 1) -> Iterator[int]:
+    """1, 2, 3, ... dealt out to the parts; in the short form every ``short_stride``-th."""
+    return itertools.count(part + 1, NUM_PARTS if LONG else short_stride)
+
 
 CHANGES = {
     "epochs = 2": "epochs = 1",

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from eyas.base.errors import DamageFound, EyasError
 from eyas.base.files import set_aside
 from eyas.base.layout import Layout
@@ -21,10 +23,10 @@ from eyas.stages.project import Project
 from eyas.stages.protocol import verify
 from eyas.store.repair import open_or_rebuild
 from tests.faults.forked import error_of, run_child
-from tests.faults.small import LONG, SEED
+from tests.faults.small import LONG, PARTS, SEED, rng_of
 from tests.projects import outcome
 
-NUM_FAULTS = 2000 if LONG else 60
+NUM_FAULTS = 100 if LONG else 60  # in each part
 
 KINDS = {
     "segment": "store/segments/seg-*",
@@ -120,8 +122,11 @@ def set_all_aside(root: Path) -> None:
                     raise
 
 
-def test_damage_is_found_and_made_good(finished: Path, expected: dict[str, Any], place: Path) -> None:
-    rng, harmless = random.Random(SEED), Counter[str]()
+@pytest.mark.parametrize("part", PARTS)
+def test_damage_is_found_and_made_good(
+    part: int, finished: Path, expected: dict[str, Any], place: Path
+) -> None:
+    rng, harmless = rng_of(part), Counter[str]()
     num_faults = num_found = 0
     original = Path(shutil.copytree(finished, place / "original", symlinks=True))
     while num_faults < NUM_FAULTS:
@@ -133,7 +138,7 @@ def test_damage_is_found_and_made_good(finished: Path, expected: dict[str, Any],
         other = rng.choice([p for p in files_of(root, kind) if p != path] or [root / "prompts.jsonl"])
         before = {p: p.read_bytes() for p in (path, other)}
         damage(path, other, rng)
-        told = f"seed {SEED}, fault {num_faults}: {damage.__name__} of {path.relative_to(root)}"
+        told = f"seed {SEED}, part {part}, fault {num_faults}: {damage.__name__} of {path.relative_to(root)}"
         found = findings(root)
         num_faults += 1
         num_found += bool(found)
@@ -146,7 +151,7 @@ def test_damage_is_found_and_made_good(finished: Path, expected: dict[str, Any],
         make_good(root, kind, found, told)
         assert outcome(root) == expected, told
         shutil.rmtree(root)
-    print(f"seed {SEED}: {num_faults} faults, {num_found} found, harmless: {dict(harmless)}")
+    print(f"seed {SEED}, part {part}: {num_faults} faults, {num_found} found, harmless: {dict(harmless)}")
     assert num_faults == NUM_FAULTS
 
 

@@ -21,11 +21,15 @@ from eyas.base.errors import StoreNotMounted
 from eyas.base.layout import Layout
 from eyas.pipeline.attempt import attempt_folders, read_events
 from eyas.pipeline.order import STAGES
-from eyas.store.ledger import Ledger
+from eyas.store.ledger import Commit, Ledger
 from eyas.store.reader import StoreReader
-from tests.faults.forked import error_of, run_child, start_child
+from tests.cli.command import eyas
+from tests.faults.forked import KILLED, error_of, run_child, start_child
 from tests.faults.small import LONG, SEED, small_project, tmpfs
 from tests.projects import outcome
+
+TRIES = 10
+"""Projects in which a signal may come too late."""
 
 
 def stage_of(root: Path) -> str:
@@ -45,21 +49,46 @@ def await_stage(root: Path, child: int, stage: str) -> None:
 
 
 def half_done(root: Path, rng: random.Random) -> None:
-    """Kill a run somewhere in its capture, or later."""
+    """Kill a run somewhere in its capture, or later, but before its end."""
     child = start_child(root)
     await_stage(root, child, rng.choice(["extract", "train"]))
-    time.sleep(rng.uniform(0, 0.5))
+    time.sleep(rng.uniform(0, 0.2))
     os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code == KILLED, f"it ended before it was killed, with {code}: {error_of(root)}"
+
+
+def half_captured(root: Path) -> None:
+    """Kill a run right after its second segment: some samples are stored, and some are not."""
+
+    def plant() -> None:
+        real, commits = Ledger.commit_segment, [0]
+
+        def commit(self: Ledger, *arguments: Any, **options: Any) -> Commit:
+            done = real(self, *arguments, **options)
+            commits[0] += 1
+            if commits[0] == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return done
+
+        Ledger.commit_segment = commit  # type: ignore[method-assign]
+
+    assert run_child(root, prepare=plant) == KILLED, error_of(root)
+    with Ledger.open_read_only(Layout(root).ledger) as ledger:
+        counts = ledger.counts()
+    assert counts["stored"].samples
+    assert counts["pending"].samples + counts["in_flight"].samples
 
 
 def test_temporary_places_are_wiped(model: Path, expected: dict[str, Any], place: Path) -> None:
     root, temporary, shared = small_project(place / "p", model), place / "tmp", place / "shm"
-    wiped = 0
+    wiped = removed = 0
     for folder in (temporary, shared):
         folder.mkdir()
 
     def elsewhere() -> None:
+        for folder in (temporary, shared):
+            (folder / "in use").write_text("something that the run itself put there")
         os.environ["TMPDIR"] = str(temporary)
         tempfile.tempdir = None
         os.chdir(shared)
@@ -70,11 +99,14 @@ def test_temporary_places_are_wiped(model: Path, expected: dict[str, Any], place
             for path in folder.iterdir():
                 shutil.rmtree(path, ignore_errors=True)
                 path.unlink(missing_ok=True)
+                removed += 1
             wiped += 1
         time.sleep(0.02)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, error_of(root)
     assert outcome(root) == expected
-    print(f"{wiped} wipes")
+    print(f"{wiped} wipes, {removed} files and folders removed")
+    assert wiped >= 10
+    assert removed >= 2
 
 
 @pytest.mark.parametrize("years", [10, -10])
@@ -92,6 +124,9 @@ def test_the_clock_moves(years: int, model: Path, expected: dict[str, Any], plac
         time.time = lambda: real_time() + shift.total_seconds()
 
     assert run_child(root, prepare=moved) == 0, error_of(root)
+    told = [event["at"] for event in read_events(attempt_folders(Layout(root).logs)[-1])]
+    years_told = {int(str(at)[:4]) - datetime.now(UTC).year for at in told}
+    assert years_told <= {years, years - 1, years + 1}, "the run did not see the moved clock"
     assert outcome(root) == expected
     assert run_child(root) == 0, error_of(root)
 
@@ -108,15 +143,19 @@ def test_the_ledger_is_deleted_or_old(model: Path, expected: dict[str, Any], pla
         os.waitpid(child, 0)
         kept = Path(shutil.copytree(layout.state, place / f"state{number}"))
         half_done(root, rng)
-        for path in layout.state.glob("ledger.db*"):
+        lost = sorted(layout.state.glob("ledger.db*"))
+        before = b"".join(path.read_bytes() for path in lost)
+        for path in lost:
             path.unlink()
         if old:
             for path in kept.glob("ledger.db*"):
                 shutil.copy(path, layout.state)
-        faults += 1
+        after = b"".join(path.read_bytes() for path in sorted(layout.state.glob("ledger.db*")))
+        faults += before != after
         assert run_child(root) == 0, error_of(root)
         assert outcome(root) == expected, f"seed {SEED}, {number}, old: {old}"
     print(f"seed {SEED}: {faults} ledgers lost or old")
+    assert faults == (20 if LONG else 2)
 
 
 def test_the_folder_is_moved(model: Path, expected: dict[str, Any], place: Path) -> None:
@@ -137,12 +176,14 @@ def states(root: Path) -> dict[str, Any]:
 
 def test_other_batches_and_segments(model: Path, finished: Path, place: Path) -> None:
     root = small_project(place / "p", model)
-    half_done(root, random.Random(SEED))
+    half_captured(root)
     changes = ("extract.batch_tokens=90", "store.segment_mib=2", "store.segment_seconds=1")
     code = run_child(root, overrides=changes)
     assert code == 0, error_of(root)
     ours, theirs = states(root), states(finished)
     assert ours.keys() == theirs.keys()
+    events = read_events(attempt_folders(Layout(root).logs)[-1])
+    assert any("batches of up to 90 tokens" in str(event.get("text")) for event in events)
     for name, array in theirs.items():
         error = np.linalg.norm(ours[name] - array) / np.linalg.norm(array)
         assert error < 1e-5, (name, error)
@@ -152,10 +193,16 @@ def test_other_batches_and_segments(model: Path, finished: Path, place: Path) ->
 def test_sigterm_stops_soon_and_loses_nothing(
     stage: str, model: Path, expected: dict[str, Any], place: Path
 ) -> None:
-    root = small_project(place / "p", model)
-    child = start_child(root)
-    await_stage(root, child, stage)
-    os.kill(child, signal.SIGTERM)
+    for number in range(TRIES):  # the last stages are over soon: the signal has to come before
+        root = small_project(place / f"p{number}", model)
+        child = start_child(root)
+        await_stage(root, child, stage)
+        alive = not ended(child)
+        os.kill(child, signal.SIGTERM)
+        if alive:
+            break
+        os.waitpid(child, 0)
+    assert alive, "it always ended before the signal"
     asked = time.monotonic()
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert time.monotonic() - asked < 30
@@ -166,12 +213,18 @@ def test_sigterm_stops_soon_and_loses_nothing(
 
 
 def test_a_second_signal_ends_at_once(model: Path, expected: dict[str, Any], place: Path) -> None:
-    root = small_project(place / "p", model)
-    child = start_child(root)
-    await_stage(root, child, "extract")
-    os.kill(child, signal.SIGTERM)
-    time.sleep(0.01)
-    os.kill(child, signal.SIGTERM)
+    for number in range(TRIES):
+        root = small_project(place / f"p{number}", model)
+        child = start_child(root)
+        await_stage(root, child, "extract")
+        os.kill(child, signal.SIGTERM)
+        time.sleep(0.01)
+        alive = not ended(child)
+        os.kill(child, signal.SIGTERM)
+        if alive:
+            break
+        os.waitpid(child, 0)
+    assert alive, "the first signal always ended it before the second"
     asked = time.monotonic()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 143, error_of(root)
     assert time.monotonic() - asked < 5
@@ -188,10 +241,17 @@ def test_an_empty_mount_point_is_never_written_to(model: Path, expected: dict[st
             if not ledger.segments():
                 assert run_child(root) == 0
         kept = Path(shutil.copytree(layout.store, place / "disk"))
+    assert list(kept.glob("segments/seg-*")), "nothing was stored on the disk that is gone now"
+    assert not os.path.ismount(layout.store)
     code = run_child(root)
     assert code == StoreNotMounted.exit_code, error_of(root)
     assert "another disk" in error_of(root)
     assert "mount" in error_of(root)
+    for words in (("verify",), ("verify", "--deep"), ("store", "repair"), ("store", "repair", "--dry-run"),
+                  ("store", "compact"), ("store", "gc", "--yes")):  # fmt: skip
+        done = eyas(*words, "--project", root)
+        assert done.code == StoreNotMounted.exit_code, f"{words}: {done.err}"
+        assert "another disk" in done.err, words
     assert list(layout.store.iterdir()) == []
     with tmpfs(layout.store, "size=65m"):
         # another disk with the same content: recognised, hashed, and gone on with

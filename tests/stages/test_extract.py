@@ -16,7 +16,9 @@ import pytest
 import torch
 
 from eyas.base.layout import Layout
+from eyas.stages.extract import work
 from eyas.store.ledger import Ledger
+from eyas.store.room import filesystem_kind
 from eyas.targets.compare import relative_error
 from eyas.targets.local.model import LocalTarget
 from tests.cli.command import eyas
@@ -137,9 +139,12 @@ def test_a_poison_sample_costs_its_retries_and_is_set_aside(
         return states
 
     monkeypatch.setattr(LocalTarget, "capture", poisoned)
-    done = eyas("extract", "--project", half)
+    done = eyas("extract", "--project", half, "--set", "extract.retry_seconds=0.1")
     assert done.code == 3, done.err
     assert hits[0] == 3
+    assert done.err.count("trying again in") == 2
+    assert "trying again in 0.1 s" in done.err
+    assert "trying again in 0.2 s" in done.err
     view = eyas("status", "--project", half, "--json").json
     assert view["set_aside_samples"] == 1
     assert view["next_command"] == f"eyas run --project {half}", "training may go on without it"
@@ -213,3 +218,21 @@ def test_a_budget_holds_the_project_below_its_size(half: Path) -> None:
     done = eyas("extract", "--project", half, "--set", "disk.when_full=stop", "--set", "disk.budget=100kB")
     assert done.code == 12
     assert "budget is 100.0 kB" in done.err
+
+
+def test_places_that_a_reboot_wipes_are_named(
+    half: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_memory = [target]
+    monkeypatch.setattr(work, "filesystem_kind", lambda path: "tmpfs" if path in in_memory else "ext4")
+    done = eyas("extract", "--project", half)
+    assert done.code == 0, done.err
+    assert "in memory, where a reboot wipes it: target;" in done.err
+
+
+def test_the_kind_of_a_filesystem() -> None:
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    kinds = {point: kind for _, point, kind, *_ in mounts}
+    assert filesystem_kind(Path("/proc/self")) == "proc"
+    if kinds.get("/dev/shm") == "tmpfs":
+        assert filesystem_kind(Path("/dev/shm/not/there/yet")) == "tmpfs"

@@ -131,7 +131,7 @@ def test_verified_is_of_a_boot_and_a_mount(ledger: Ledger) -> None:
     ledger.commit_segment("seg-a", 1, "r", [])
     ledger.commit_segment("seg-b", 1, "r", [])
     assert ledger.unverified("boot-1", "disk") == ["seg-a", "seg-b"]
-    ledger.note_verified("seg-a", "boot-1", "disk")
+    ledger.note_verified(["seg-a"], "boot-1", "disk")
     assert ledger.unverified("boot-1", "disk") == ["seg-b"]
     assert ledger.unverified("boot-2", "disk") == ["seg-a", "seg-b"]
     assert ledger.unverified("boot-1", "other disk") == ["seg-a", "seg-b"]

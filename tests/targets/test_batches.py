@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.targets.batches import padding_share, plan_batches
+from eyas.targets.batches import BatchPlan, plan_batches, plan_lengths
 
 ITEMS = st.lists(st.integers(1, 60), max_size=40).map(lambda ls: [(f"s{i}", n) for i, n in enumerate(ls)])
 
@@ -42,9 +43,22 @@ def test_the_plan_depends_on_content_alone(items: list[tuple[str, int]], budget:
 
 def test_little_padding_on_real_lengths() -> None:
     draw = random.Random(1)
-    items = [(f"s{i}", min(2048, int(draw.lognormvariate(5.5, 0.7)) + 8)) for i in range(2000)]
-    assert padding_share(items, plan_batches(items, 4096)) < 0.02
-    assert padding_share(items, [list(range(i, i + 8)) for i in range(0, 2000, 8)]) > 0.3
+    lengths = np.array([min(2048, int(draw.lognormvariate(5.5, 0.7)) + 8) for _ in range(2000)])
+    assert plan_lengths(lengths, 4096).padding_share(lengths) < 0.02
+    assert BatchPlan(np.arange(3), np.array([0, 2, 3])).padding_share(np.array([4, 2, 3])) == pytest.approx(
+        2 / 11
+    )
+    in_turn = BatchPlan(np.arange(2000), np.arange(0, 2001, 8))
+    longest_first = np.concatenate([np.sort(lengths[i : i + 8])[::-1] for i in range(0, 2000, 8)])
+    assert in_turn.padding_share(longest_first) > 0.3
+
+
+@given(ITEMS, st.integers(1, 200), st.data())
+def test_batches_with_a_wanted_item(items: list[tuple[str, int]], budget: int, data: st.DataObject) -> None:
+    wanted = data.draw(st.lists(st.booleans(), min_size=len(items), max_size=len(items)))
+    plan = plan_lengths(np.array([length for _, length in items], dtype=np.int64), budget)
+    expected = [batch.tolist() for batch in plan if any(wanted[index] for index in batch)]
+    assert [batch.tolist() for batch in plan.with_any(np.array(wanted, dtype=bool))] == expected
 
 
 def test_nonsense_is_refused() -> None:

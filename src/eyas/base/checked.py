@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 from eyas.base.hashing import recipe_hash
@@ -30,3 +31,20 @@ def require_check(value: object) -> dict[str, Any]:
     if value != with_check(value):
         raise ValueError("its content is not what its check says")
     return dict(value)
+
+
+def checked_content(value: object, old_keys: Collection[str]) -> dict[str, Any]:
+    """A JSON object without its digest, after that was compared.
+
+    Args:
+        old_keys: what an object holds that was written before digests were; exactly these keys and no
+            digest are taken as they are.
+
+    Raises:
+        ValueError: as `require_check`.
+    """
+    if isinstance(value, dict) and value.keys() == set(old_keys):
+        return dict(value)
+    content = require_check(value)
+    del content[CHECK_KEY]
+    return content

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+_ANY_WIDTH = 10_000
+
+
 def print_json(value: object) -> None:
     """One JSON object on stdout."""
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
@@ -48,18 +51,23 @@ def console() -> Console:
     """A rich console on stdout (for tables that are the data of a verb)."""
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=True)
+    width = None if sys.stdout.isatty() else _ANY_WIDTH
+    return Console(highlight=False, soft_wrap=True, width=width)
 
 
 def table(title: str | None, columns: list[str], rows: list[list[Any]]) -> None:
-    """A plain table on stdout; columns whose cells are numbers are aligned right."""
+    """A plain table on stdout; columns whose cells are numbers are aligned right.
+
+    No cell is cut: a name has to be there whole for the next command. A terminal folds long ones; elsewhere
+    a row is one line.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     drawn = Table(title=title, box=SIMPLE_HEAD, title_justify="left", pad_edge=False)
     for index, column in enumerate(columns):
         numeric = all(isinstance(row[index], int | float) or row[index] in ("", "-") for row in rows)
-        drawn.add_column(column, justify="right" if numeric and rows else "left")
+        drawn.add_column(column, justify="right" if numeric and rows else "left", overflow="fold")
     for row in rows:
         drawn.add_row(*[f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in row])
     console().print(drawn)

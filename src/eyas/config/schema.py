@@ -96,6 +96,8 @@ class ExtractConfig(Section):
     """Tokens in one forward pass, padding included."""
     recheck: Annotated[int, Field(ge=0)] = 3
     """Stored samples that are captured again and compared before a resumed extraction goes on."""
+    retry_seconds: Annotated[float, Field(ge=0)] = 5.0
+    """Wait before a sample that failed is tried again; doubled for the try after that, at most 5 minutes."""
 
 
 class StoreConfig(Section):

@@ -15,6 +15,7 @@ from eyas.base.layout import Layout
 from eyas.base.progress import Progress
 from eyas.stages.project import Project
 from eyas.stages.protocol import Damage, Stage
+from eyas.store.imports import imports_path
 from eyas.store.ledger import Ledger
 from eyas.store.ledger_file import ledger_damaged
 from eyas.store.repair import open_or_rebuild, set_ledger_aside
@@ -39,9 +40,12 @@ def set_damages_aside(stage: Stage, project: Project, ledger: Ledger, *, deep: b
     for damage in damages:
         if damage.path == layout.ledger:
             raise ledger_damaged(layout.ledger, damage.detail)
+    records = [damage for damage in damages if damage.path == imports_path(layout)]
+    damages = [damage for damage in damages if damage not in records]
+    lines = [_set_aside(layout, damage) for damage in records]
     if any(layout.store in damage.path.parents for damage in damages):
-        return scrub_store(layout, ledger) if deep else _mend_store(layout, ledger)
-    return [_set_aside(layout, damage) for damage in damages]
+        return lines + (scrub_store(layout, ledger) if deep else _mend_store(layout, ledger))
+    return lines + [_set_aside(layout, damage) for damage in damages]
 
 
 def scrub_store(layout: Layout, ledger: Ledger, progress: Progress | None = None) -> list[str]:

@@ -20,8 +20,9 @@ from eyas.stages.project import Project
 from eyas.stages.protocol import Damage
 from eyas.store import scrub
 from eyas.store.faults import Fault
+from eyas.store.imports import imports_fault, imports_path
 from eyas.store.ledger import Ledger
-from eyas.store.place import mount_identity
+from eyas.store.place import mount_identity, require_mounted
 from eyas.store.segment_header import segment_number
 
 NUM_WORKERS = 4
@@ -99,9 +100,16 @@ def verify_project(
         deep: hash everything; otherwise names, sizes, headers and the ledger against the folder.
         share: hash only this share of the segments, picked by hash of ``seed`` and name.
         again: hash also segments that were found whole since this boot and mount.
+
+    Raises:
+        StoreNotMounted: the store's disk is not there.
     """
+    require_mounted(project.layout)
     result = Verification(deep)
     _verify_store(project.layout, result, share, seed, again, progress)
+    if why := imports_fault(project.layout):
+        place = str(imports_path(project.layout).relative_to(project.layout.root))
+        result.findings.append(Finding("extract", place, "seal", why))
     stages = [stage for stage in STAGES if stage.name != "extract"]
     if deep:
         progress.start("verify sealed folders", total=len(stages), unit="stages")

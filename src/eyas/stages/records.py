@@ -5,16 +5,22 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from eyas.base.errors import DamageFound
 from eyas.base.files import read_json
 from eyas.base.seal import is_sealed, read_seal, seal_faults
 from eyas.stages.project import Project
 from eyas.stages.protocol import Damage
+from eyas.store.recipe import read_store_recipe
 
 
 def recorded_capture_recipe(project: Project) -> dict[str, object] | None:
-    """The recipe of the store on disk; None before the first capture."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return dict(read_json(project.layout.store_recipe)["recipe"])
+    """The recipe of the store on disk; None before the first capture, and when it is damaged.
+
+    Raises:
+        FormatTooNew: a newer eyas wrote it.
+    """
+    with contextlib.suppress(OSError, DamageFound):
+        return read_store_recipe(project.layout.store_recipe).as_dict()
     return None
 
 

@@ -125,7 +125,7 @@ def write_segment(path: Path, segment: EncodedSegment) -> None:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             _allocate(descriptor, segment.num_bytes)
-            _write_all(descriptor, segment.buffers)
+            write_all(descriptor, segment.buffers)
             _retried(lambda: os.fsync(descriptor))
         finally:
             os.close(descriptor)
@@ -155,7 +155,12 @@ def _allocate(descriptor: int, num_bytes: int) -> None:
             raise
 
 
-def _write_all(descriptor: int, buffers: Sequence[bytes | memoryview]) -> None:
+def write_all(descriptor: int, buffers: Sequence[bytes | memoryview]) -> None:
+    """Write all bytes in order, short writes and interruptions included; the disk is started on early.
+
+    Raises:
+        OSError: a write failed; the descriptor must not be synced any more.
+    """
     position = started = 0
     for buffer in buffers:
         view = memoryview(buffer)

@@ -6,17 +6,21 @@ they are named in ``store/imports.json``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from eyas.base.checked import checked_content, with_check
 from eyas.base.clock import utc_now_text
+from eyas.base.errors import DamageFound
 from eyas.base.files import read_json, write_json
 from eyas.base.layout import Layout
 
 NUM_RECHECKED = 16
 """Imported samples that are captured again before anything trusts the import."""
+
+
+_OLD_KEYS = frozenset({"imports"})  # before it carried a digest of itself
 
 
 def imports_path(layout: Layout) -> Path:
@@ -27,20 +31,32 @@ def read_imports(layout: Layout) -> list[dict[str, Any]]:
     """All imports, oldest first; none when the record is missing.
 
     Raises:
-        ValueError: the record cannot be read.
+        DamageFound: the record is not what was written.
     """
+    path = imports_path(layout)
     try:
-        return list(read_json(imports_path(layout))["imports"])
+        return list(checked_content(read_json(path), _OLD_KEYS)["imports"])
     except FileNotFoundError:
         return []
-    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{imports_path(layout)}: {error}") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamageFound(
+            "the record of imports is damaged", where=path, why=str(error), hint="eyas run (sets it aside)"
+        ) from error
+
+
+def imports_fault(layout: Layout) -> str | None:
+    """What is wrong with the record; None when it is whole or missing."""
+    try:
+        read_imports(layout)
+    except DamageFound as error:
+        return f"{error.what}: {error.why}"
+    return None
 
 
 def write_import(layout: Layout, entry: dict[str, Any]) -> None:
     """Add an import, or replace the one that began at the same time. Raises OSError."""
     others = [old for old in read_imports(layout) if old["at"] != entry["at"]]
-    write_json(imports_path(layout), {"imports": [*others, entry]})
+    write_json(imports_path(layout), with_check({"imports": [*others, entry]}))
 
 
 def to_recheck(layout: Layout) -> list[str]:
@@ -57,4 +73,4 @@ def note_rechecked(layout: Layout, samples: Sequence[str]) -> None:
         if entry["recheck"] and not left:
             entry["rechecked_at"] = utc_now_text()
         entry["recheck"] = left
-    write_json(imports_path(layout), {"imports": entries})
+    write_json(imports_path(layout), with_check({"imports": entries}))

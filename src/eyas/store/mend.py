@@ -11,7 +11,7 @@ from eyas.base.progress import Progress, SilentProgress
 from eyas.base.seal import is_sealed
 from eyas.store.faults import Fault
 from eyas.store.ledger import Ledger
-from eyas.store.place import mount_identity
+from eyas.store.place import mount_identity, require_place
 from eyas.store.repair import open_or_rebuild, repair, unknown_segments
 from eyas.store.samples import iter_sample_index
 from eyas.store.scrub import deep, quick
@@ -44,6 +44,9 @@ def mend_store(
 
     Returns:
         One line for each thing done; empty when nothing was wrong.
+
+    Raises:
+        StoreNotMounted: the store's disk is not there; its samples stay stored.
     """
     progress = progress or SilentProgress()
     ledger, adoption = open_or_rebuild(layout, progress=progress)
@@ -52,6 +55,8 @@ def mend_store(
         segments = f"{len(adoption.segments)} segments with {adoption.num_samples} samples"
         done.append(f"ledger rebuilt: {segments}")
     with ledger:
+        if moved := require_place(layout, ledger):
+            progress.say(moved)
         found = find_faults(layout, ledger, hashes=hashes, again=again, progress=progress)
         faults = [fault for fault in found if fault.path != layout.samples]
         if len(faults) < len(found):

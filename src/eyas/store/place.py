@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from eyas.base.errors import StoreNotMounted
+from eyas.base.errors import EyasError, StoreNotMounted
 from eyas.base.layout import Layout
 from eyas.store.ledger import Ledger
 
@@ -74,6 +74,17 @@ def require_place(layout: Layout, ledger: Ledger) -> str | None:
             hint="mount the store's disk there, then: eyas run; if it is lost: eyas run --redo extract",
         )
     return f"the store lies on another disk ({identity}) than before ({recorded})"
+
+
+def require_mounted(layout: Layout) -> None:
+    """As `require_place`, for those that only look; a ledger that cannot be read says nothing of places."""
+    try:
+        with Ledger.open_read_only(layout.ledger) as ledger:
+            require_place(layout, ledger)
+    except StoreNotMounted:
+        raise
+    except EyasError:
+        return
 
 
 def _nearest(folder: Path) -> Path:

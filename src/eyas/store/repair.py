@@ -95,7 +95,7 @@ def adopt_unknown(
             continue
         recipe_hash = recipe_hash or header.recipe
         commit = ledger.commit_segment(name, header.num_bytes, header.recipe, list(_sizes(path)))
-        ledger.note_verified(name, boot_id(), mount_identity(layout.segments))
+        ledger.note_verified([name], boot_id(), mount_identity(layout.segments))
         adoption.segments.append(name)
         adoption.num_samples += len(commit.stored)
         adoption.duplicates += commit.duplicates

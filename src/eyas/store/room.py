@@ -111,11 +111,8 @@ class Room:
             self.progress.say("there is room again, going on")
 
     def _sleep(self) -> None:
-        """Wait for the next look, in slices so that a stop is heard."""
-        end = time.monotonic() + self.look_again_seconds
-        while (left := end - time.monotonic()) > 0:
-            self.stop.check()
-            time.sleep(min(0.2, left))
+        """Wait for the next look."""
+        self.stop.wait(self.look_again_seconds)
         self._used = (0.0, 0)
 
 

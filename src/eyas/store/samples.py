@@ -16,6 +16,7 @@ from eyas.base.errors import DamageFound, DataError
 from eyas.store.entry import SampleEntry
 
 __all__ = [
+    "SAMPLES_SCHEMA",
     "Sample",
     "SampleCounts",
     "SampleEntry",
@@ -34,7 +35,7 @@ _MAX_PART_SAMPLES = 8192
 _MAX_PART_TOKENS = 4_000_000  # 16 MB of token ids: a part is built in memory
 _TEXT_COLUMNS = ("id", "conversation", "source", "domain", "split", "finish_reason", "origin")
 _INDEX_COLUMNS = ["id", "length", "num_supervised", "split", "source"]
-_SCHEMA = pa.schema(
+SAMPLES_SCHEMA = pa.schema(
     [
         ("id", pa.string()),
         ("tokens", pa.list_(pa.int32())),
@@ -190,7 +191,7 @@ def _write_part(folder: Path, number: int, samples: list[Sample]) -> None:
     }
     for name in _TEXT_COLUMNS:
         columns[name] = pa.array([getattr(sample, name) for sample in samples], pa.string())
-    table = pa.table([columns[name] for name in _SCHEMA.names], schema=_SCHEMA)
+    table = pa.table([columns[name] for name in SAMPLES_SCHEMA.names], schema=SAMPLES_SCHEMA)
     pq.write_table(
         table,
         folder / f"part-{number:05d}.parquet",
@@ -210,7 +211,7 @@ def read_samples(folder: Path) -> Iterator[Sample]:
         DamageFound: a part is missing, cannot be read, or holds a sample that is not its id's.
     """
     for path in _parts(folder):
-        for batch in _batches(path, _SCHEMA.names):
+        for batch in _batches(path, SAMPLES_SCHEMA.names):
             yield from _samples_of(path, batch)
 
 
@@ -260,8 +261,8 @@ def _parts(folder: Path) -> list[Path]:
 def _batches(path: Path, columns: list[str]) -> Iterator[Any]:
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            if not file.schema_arrow.equals(_SCHEMA):
-                raise OSError(f"columns are {file.schema_arrow.names}, not {_SCHEMA.names}")
+            if not file.schema_arrow.equals(SAMPLES_SCHEMA):
+                raise OSError(f"columns are {file.schema_arrow.names}, not {SAMPLES_SCHEMA.names}")
             num_rows = 0
             for batch in file.iter_batches(batch_size=1024, columns=columns):
                 num_rows += batch.num_rows

@@ -6,6 +6,7 @@ A scrub changes no file. What it finds goes to `eyas.store.repair`.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -44,6 +45,9 @@ __all__ = [
     "repair",
     "set_aside_segment",
 ]
+
+
+_NOTE_SECONDS = 1.0
 
 
 def quick(layout: Layout, ledger: Ledger | None = None) -> list[Fault]:
@@ -86,19 +90,46 @@ def deep(
         tasks: dict[Path, Future[dict[str, str]]] = {
             path: pool.submit(_hash_segment, path, from_disk) for path in chosen
         }
+        notes = None if ledger is None else _Notes(ledger, boot, mount)
         try:
             for path, task in tasks.items():
                 found = _content_fault(path, task)
                 faults += [found] if found is not None else []
-                if ledger is not None and found is None:
-                    ledger.note_verified(path.name, boot, mount)
-                elif ledger is not None:
-                    ledger.note_doubtful(path.name)
+                if notes is not None:
+                    notes.add(path.name, found is None)
                 progress.advance(chosen[path])
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+        finally:
+            if notes is not None:
+                notes.write()
     return faults + _ledger_faults(layout, ledger)
+
+
+class _Notes:
+    """Notes which segments were whole, some at a time: each note is a synced transaction.
+
+    A scrub that is cut off hashes again what the last second or so was spent on.
+    """
+
+    def __init__(self, ledger: Ledger, boot: str, mount: str) -> None:
+        self._ledger, self._boot, self._mount = ledger, boot, mount
+        self._whole: list[str] = []
+        self._written_at = time.monotonic()
+
+    def add(self, name: str, is_whole: bool) -> None:
+        if not is_whole:
+            self._ledger.note_doubtful(name)
+            return
+        self._whole.append(name)
+        if time.monotonic() - self._written_at >= _NOTE_SECONDS:
+            self.write()
+
+    def write(self) -> None:
+        if self._whole:
+            self._ledger.note_verified(self._whole, self._boot, self._mount)
+        self._whole, self._written_at = [], time.monotonic()
 
 
 def _hash_segment(path: Path, from_disk: bool) -> dict[str, str]:

@@ -24,6 +24,7 @@ from eyas.store.tensors import STATE_DTYPES, STORAGE_DTYPES, StoredTensor
 __all__ = ["CapturedSample", "EncodedSegment", "SegmentReader", "encode_segment", "read_header"]
 
 _READ_BYTES = 4 << 20
+_HASH_BYTES = 512 << 10  # within a core's second-level cache: the hash then costs no memory traffic
 _SMALL_BUFFER_BYTES = 1 << 16
 
 
@@ -229,12 +230,12 @@ def verify_segment(
     """
     faults: dict[str, str] = {}
     small: dict[str, bytes] = {}
-    chunk = memoryview(bytearray(_READ_BYTES))
     with open(path, "rb", buffering=0) as file:
+        reader = _ChunkReader(file.fileno(), header.num_bytes)
         for name, entry in sorted(header.tensors.items(), key=lambda item: item[1].start):
             sample, _, part = name.partition("/")
             try:
-                digest, content = _hash_range(file.fileno(), header.data_start, entry, chunk, part)
+                digest, content = _hash_range(reader, header.data_start, entry, part in ("tokens", "spans"))
             except OSError as error:
                 faults[sample] = f"{part}: {error}"
                 continue
@@ -249,20 +250,47 @@ def verify_segment(
     return faults
 
 
-def _hash_range(
-    descriptor: int, data_start: int, entry: TensorEntry, chunk: memoryview, part: str
-) -> tuple[str, bytes]:
+class _ChunkReader:
+    """Reads a file in chunks: many small tensors at once, hashed while a core's cache has them."""
+
+    def __init__(self, descriptor: int, num_bytes: int) -> None:
+        self._descriptor, self._num_bytes = descriptor, num_bytes
+        self._chunk = memoryview(bytearray(_HASH_BYTES))
+        self._start = self._end = 0
+
+    def at(self, position: int, wanted: int) -> memoryview:
+        """Some of the ``wanted`` bytes from ``position`` on, at least one; valid until the next call.
+
+        Raises:
+            OSError: these bytes cannot be read, whatever may be wrong with those behind them.
+        """
+        if not self._start <= position < self._end:
+            num_bytes = min(len(self._chunk), self._num_bytes - position)
+            self._start = self._end = position
+            try:
+                num_read = os.preadv(self._descriptor, [self._chunk[:num_bytes]], position)
+            except OSError:
+                if num_bytes <= wanted:
+                    raise
+                num_read = os.preadv(self._descriptor, [self._chunk[:wanted]], position)
+            if num_read == 0:
+                raise OSError("the file ends early")
+            self._end = position + num_read
+        offset = position - self._start
+        return self._chunk[offset : min(offset + wanted, self._end - self._start)]
+
+
+def _hash_range(reader: _ChunkReader, data_start: int, entry: TensorEntry, keep: bool) -> tuple[str, bytes]:
+    """The hash of a tensor's bytes, and the bytes themselves where they are to be kept."""
     digest = xxhash.xxh3_128()
     content = b""
     position, end = data_start + entry.start, data_start + entry.end
     while position < end:
-        num_read = os.preadv(descriptor, [chunk[: min(len(chunk), end - position)]], position)
-        if num_read == 0:
-            raise OSError("the file ends early")
-        digest.update(chunk[:num_read])
-        if part in ("tokens", "spans"):
-            content += bytes(chunk[:num_read])
-        position += num_read
+        view = reader.at(position, end - position)
+        digest.update(view)
+        if keep:
+            content += view
+        position += len(view)
     return str(digest.hexdigest()), content
 
 

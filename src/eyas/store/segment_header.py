@@ -27,7 +27,6 @@ DATA_ALIGNMENT = 64
 _MAX_HEADER_BYTES = 100_000_000  # what readers of safetensors accept
 _BLANK = b"0" * 32
 _OPENING = b'{"__metadata__":{"header_checksum":"'
-_FIRST_READ_BYTES = 64 << 10
 _KNOWN_FORMAT = f'","format":"{SEGMENT_FORMAT}","version":"{SEGMENT_VERSION}","recipe":"'.encode()
 
 
@@ -119,25 +118,26 @@ def read_recipe(path: Path, num_bytes: int) -> str | None:
         with open(path, "rb", buffering=0) as file:
             if os.fstat(file.fileno()).st_size != num_bytes:
                 return None
-            header = file.read(_FIRST_READ_BYTES)
-            length = 8 + int.from_bytes(header[:8], "little")
+            length = 8 + int.from_bytes(file.read(8), "little")
             if length > min(num_bytes, _MAX_HEADER_BYTES):
                 return None
-            while len(header) < length and (more := file.read(length - len(header))):
-                header += more
+            header = bytearray(length)
+            file.seek(0)
+            if file.readinto(header) != length:
+                return None
     except OSError:
         return None
-    header = header[:length]
-    hashed = xxhash.xxh3_128(header[:digits])
+    hashed = xxhash.xxh3_128(memoryview(header)[:digits])
     hashed.update(_BLANK)
     hashed.update(memoryview(header)[digits + 32 :])
     checksum = hashed.hexdigest()
     if header[8 : digits + 32] != _OPENING + checksum.encode():
         return None
-    known = header[digits + 32 :].startswith(_KNOWN_FORMAT)
+    recipe = digits + 32 + len(_KNOWN_FORMAT)
+    known = header.startswith(_KNOWN_FORMAT, digits + 32)
     if not known or path.name != segment_name(segment_number(path.name) or 0, checksum):
         return None
-    return header[digits + 32 + len(_KNOWN_FORMAT) :].partition(b'"')[0].decode("ascii", "replace")
+    return header[recipe : header.find(b'"', recipe)].decode("ascii", "replace")
 
 
 def read_header(path: Path) -> SegmentHeader:

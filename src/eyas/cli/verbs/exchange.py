@@ -10,6 +10,7 @@ from typing import Any, Literal
 from eyas.base.errors import DamageFound
 from eyas.base.progress import Progress
 from eyas.base.stop import StopFlag
+from eyas.base.storage import named_storage_errors
 from eyas.cli.common import Common
 from eyas.cli.output import next_command, note, print_json, table
 from eyas.cli.progress import listener
@@ -143,7 +144,7 @@ def export(
         return 0
     work: Any = import_module("eyas.stages.exchange.outgoing")
     stop = StopFlag()
-    with stop_on_signals(stop):
+    with named_storage_errors(folder.resolve().parent), stop_on_signals(stop):
         count = work.export_store(
             project,
             folder.resolve(),

@@ -10,6 +10,7 @@ from eyas.base.clock import boot_id
 from eyas.base.errors import DamageFound, DiskFull
 from eyas.base.layout import Layout
 from eyas.base.stop import StopFlag
+from eyas.base.storage import named_storage_errors
 from eyas.base.units import format_bytes, format_count, parse_bytes
 from eyas.cli.common import Common
 from eyas.cli.output import next_command, note, print_json, table
@@ -23,9 +24,9 @@ _COMMON = Common()
 
 @contextmanager
 def writing(layout: Layout, verb: str) -> Iterator[StopFlag]:
-    """The project lock, held, and signals that ask for a stop between two steps."""
+    """The project lock, held, signals that ask for a stop between two steps, and errors of the disk named."""
     stop = StopFlag()
-    with hold_lock(layout.state, verb), stop_on_signals(stop):
+    with named_storage_errors(layout.root), hold_lock(layout.state, verb), stop_on_signals(stop):
         yield stop
 
 
@@ -92,12 +93,14 @@ def repair(
         dry_run: print what would be done and change nothing.
     """
     from eyas.store.mend import mend_store, would_do
+    from eyas.store.place import require_mounted
     from eyas.store.scrub import deep
     from eyas.store.scrub import quick as quick_scrub
 
     layout = common.open().layout
     progress = listener("repair", common.json)
     if dry_run:
+        require_mounted(layout)
         faults = quick_scrub(layout) if quick else deep(layout, progress=progress)
         rows = [[str(f.path.relative_to(layout.root)), f.detail, todo] for f, todo in would_do(faults)]
         if common.json:
@@ -127,6 +130,7 @@ def compact(*, dry_run: bool = False, common: Common = _COMMON) -> int:
     from eyas.store.compact import compact as merge
     from eyas.store.compact import plan_groups
     from eyas.store.ledger_moves import segment_uses
+    from eyas.store.place import require_place
 
     project = common.open()
     layout = project.layout
@@ -141,6 +145,7 @@ def compact(*, dry_run: bool = False, common: Common = _COMMON) -> int:
         next_command(f"eyas store compact{common.suffix}" if groups else None)
         return 0
     with writing(layout, "store compact") as stop, Ledger.open(layout.ledger, create=False) as ledger:
+        require_place(layout, ledger)
         needed = sum(use.num_bytes for group in plan_groups(segment_uses(ledger)) for use in group)
         _require_room(layout, needed, parse_bytes(project.config.disk.reserve))
         result = merge(layout, ledger, progress=listener("compact", common.json), stop=stop)
@@ -179,6 +184,7 @@ def gc(*, yes: bool = False, dry_run: bool = False, common: Common = _COMMON) ->
         dry_run: list and change nothing, as without --yes.
     """
     from eyas.store.clear import find_removable, remove
+    from eyas.store.place import require_place
 
     project = common.open()
     layout, keep = project.layout, project.config.train.keep_checkpoints
@@ -187,6 +193,7 @@ def gc(*, yes: bool = False, dry_run: bool = False, common: Common = _COMMON) ->
             found = find_removable(layout, ledger, keep)
     else:
         with writing(layout, "store gc") as stop, Ledger.open(layout.ledger, create=False) as ledger:
+            require_place(layout, ledger)
             found = find_removable(layout, ledger, keep)
             found = remove(layout, ledger, found, listener("gc", common.json), stop)
     removed = yes and not dry_run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -16,17 +17,20 @@ from eyas.base.layout import Layout
 from eyas.base.progress import Progress
 from eyas.base.seal import is_sealed
 from eyas.base.stop import StopFlag
+from eyas.base.storage import named_storage_errors
 from eyas.config.resolve import SAFETENSORS_DTYPE
 from eyas.stages.exchange.norm import FinalNorm
 from eyas.stages.exchange.pickles import CodeRefused, read_pickle
 from eyas.stages.project import Project
 from eyas.stages.records import recorded_capture_recipe
+from eyas.stages.room import project_room
 from eyas.stages.stored_states import to_torch
 from eyas.store.imports import NUM_RECHECKED, write_import
 from eyas.store.layouts.naming import LayoutName, find_files
 from eyas.store.layouts.record import OlderSample, hole_in, older_sample
 from eyas.store.layouts.tensor_file import Array, read_tensor_file
 from eyas.store.ledger import Ledger
+from eyas.store.place import remember_place, require_place
 from eyas.store.recipe import StoreRecipe, require_store_recipe
 from eyas.store.samples import last_rows, read_samples, sample_id
 from eyas.store.segment import CapturedSample
@@ -110,12 +114,19 @@ def import_store(
     Raises:
         RecipeChanged: the store was captured with another recipe.
         DataError: there is nothing to import.
-        DiskFull, Stopped: what is committed stays.
+        StoreNotMounted: the store's disk is not there.
+        DiskFull: there is no room and nobody wants to wait; what is committed stays.
+        Stopped: a signal came; what is committed stays.
     """
     place = project.layout
     name, files = find_files(folder, layout)
     result = Imported(name, len(files), recipe)
     if ledger is not None:
+        moved = require_place(place, ledger)
+        if moved is None:
+            remember_place(place, ledger)
+        else:
+            progress.say(f"{moved}: the next run hashes every segment")
         require_store_recipe(place.store_recipe, recipe, {segment.recipe for segment in ledger.segments()})
     reader = _Reader(name, recipe, _Matches(place), FinalNorm(project) if last == "pre_norm" else None)
     progress.start("import", total=len(files), unit="files")
@@ -125,7 +136,7 @@ def import_store(
             _take(reader, path, result, progress)
         return result
     record = _Record(place, folder, name, last, recipe)
-    store = project.config.store
+    store, room = project.config.store, project_room(project, progress, stop)
     with StoreWriter(
         place.segments, ledger, recipe.hash, store.segment_mib << 20, store.segment_seconds
     ) as writer:
@@ -137,11 +148,13 @@ def import_store(
                 if ledger.state_of(sample.id) == "stored":
                     result.num_known += 1
                     continue
-                record.note(sample.id)
-                if writer.add(sample):
+                room.require(sample.nbytes + (store.segment_mib << 20))
+                room.patiently(partial(record.note, sample.id), 0)
+                if room.patiently(partial(writer.add, sample), sample.nbytes):
                     result.num_stored += 1
                     result.num_tokens += len(sample.tokens)
-    record.finish(result.num_stored)
+        room.patiently(writer.flush, 0)
+    room.patiently(partial(record.finish, result.num_stored), 0)
     ledger.event("imported", {"folder": str(folder), "layout": name, "samples": result.num_stored})
     return result
 
@@ -267,11 +280,15 @@ class _Record:
 
     def note(self, sample: str) -> None:
         """Choose the samples with the lowest ids, which are hashes; written down before they are stored."""
-        chosen = sorted([*self._chosen, sample])[:NUM_RECHECKED]
+        chosen = sorted({*self._chosen, sample})[:NUM_RECHECKED]
         if chosen != self._chosen:
+            self._write({"recheck": chosen})
             self._chosen = chosen
-            write_import(self._place, {**self._entry, "recheck": chosen})
 
     def finish(self, num_samples: int) -> None:
         if num_samples:
-            write_import(self._place, {**self._entry, "recheck": self._chosen, "samples": num_samples})
+            self._write({"recheck": self._chosen, "samples": num_samples})
+
+    def _write(self, fields: dict[str, object]) -> None:
+        with named_storage_errors(self._place.store):
+            write_import(self._place, {**self._entry, **fields})

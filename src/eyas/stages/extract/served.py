@@ -6,10 +6,11 @@ within the tolerance of `eyas.targets.compare`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from eyas.stages.extract.items import MAX_TRIES, Item, ledger_failure, store_writer
+from eyas.stages.extract.retry import wait_to_retry
 from eyas.stages.project import Project
 from eyas.stages.protocol import RunContext
 from eyas.stages.room import project_room
@@ -32,12 +33,17 @@ def capture_served(
     context: RunContext,
     recipe: StoreRecipe,
     target: ServedTarget,
-    items: Sequence[Item],
+    items: Mapping[str, Item],
+    total_tokens: int,
 ) -> int:
     """Capture what is pending, each sample at most `MAX_TRIES` times; returns bytes given to the store.
 
     A dump is removed only after the commit of its sample. Every fault that is a sample's own stands in the
     ledger as ``CODE: what was seen``.
+
+    Args:
+        items: at least what is pending, by id.
+        total_tokens: of all samples, done or not.
 
     Raises:
         ServerUnreachable, TargetError: all servers are lost; what was taken is committed.
@@ -45,11 +51,9 @@ def capture_served(
         Stopped: a signal came; what was taken is committed.
     """
     ledger = context.ledger
-    by_id = {item.id: item for item in items}
-    total = sum(len(item.tokens) for item in items)
     todo = ledger.pending()
-    left = sum(len(by_id[sample].tokens) for sample in todo)
-    context.progress.start("capture", total=total, unit="tokens", done=total - left)
+    left = sum(len(items[sample].tokens) for sample in todo)
+    context.progress.start("capture", total=total_tokens, unit="tokens", done=total_tokens - left)
 
     def committed(segment: CommittedSegment) -> None:
         target.release(segment.ids)
@@ -57,10 +61,13 @@ def capture_served(
     num_bytes = 0
     try:
         with store_writer(project, ledger, recipe, committed) as writer:
-            for _ in range(MAX_TRIES):
-                wanted = [by_id[sample] for sample in todo]
+            for num_tried in range(MAX_TRIES):
+                wanted = [items[sample] for sample in todo]
                 if not wanted:
                     break
+                if num_tried:
+                    seconds = project.config.extract.retry_seconds
+                    wait_to_retry(ledger, num_tried, seconds, context.progress, context.stop)
                 num_bytes += _round(project, context, recipe, target, writer, wanted)
                 todo = ledger.pending()
     finally:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from eyas.base.errors import EyasError
+from eyas.base.errors import DamageFound, EyasError
 from eyas.base.hashing import recipe_differences
 from eyas.base.seal import is_sealed, read_seal
 from eyas.config.resolve import SAFETENSORS_DTYPE
 from eyas.stages.project import Project
 from eyas.stages.protocol import Damage, StageView
 from eyas.stages.records import recorded_capture_recipe
-from eyas.store.imports import to_recheck
+from eyas.store.imports import imports_fault, imports_path, to_recheck
 from eyas.store.ledger import Ledger, SegmentRecord
 from eyas.store.recipe import StoreRecipe
 
@@ -89,7 +89,7 @@ class ExtractStage:
         known = sum(samples for samples, _ in counts.values())
         left = counts.get("pending", (0, 0))[0] + counts.get("in_flight", (0, 0))[0]
         left += counts.get("failed", (0, 0))[0]
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(DamageFound):
             detail["imported_unchecked"] = len(to_recheck(layout))
         if counts and known >= total and left == 0 and not detail.get("imported_unchecked"):
             return StageView(self.name, "done", stored, total, unit, detail)
@@ -97,15 +97,17 @@ class ExtractStage:
 
     def damages(self, project: Project, *, deep: bool) -> list[Damage]:
         layout = project.layout
+        why = imports_fault(layout)
+        damages = [Damage(imports_path(layout), why)] if why else []
         if deep:
             from eyas.store import scrub  # numpy is loaded only when it is needed
 
             found = scrub.deep(layout)
-            return [Damage(fault.path, fault.detail) for fault in found if fault.is_damage]
+            return damages + [Damage(fault.path, fault.detail) for fault in found if fault.is_damage]
         segments: list[SegmentRecord] = []
         with contextlib.suppress(EyasError), Ledger.open_read_only(layout.ledger) as ledger:
             segments = ledger.segments()
-        damages = [damage for segment in segments for damage in _size_damages(layout.segments, segment)]
+        damages += [damage for segment in segments for damage in _size_damages(layout.segments, segment)]
         if segments and recorded_capture_recipe(project) is None:
             damages.append(Damage(layout.store_recipe, "missing or not readable"))
         return damages

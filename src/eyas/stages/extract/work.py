@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -17,10 +17,13 @@ import torch
 from eyas.base.errors import CaptureInvalid, EyasError
 from eyas.base.layout import Layout
 from eyas.base.seal import require_seal
-from eyas.base.units import format_bytes
+from eyas.base.units import format_bytes, format_seconds
 from eyas.config.resolve import SAFETENSORS_DTYPE
 from eyas.stages.extract.continuity import check_continuity, chosen_samples
 from eyas.stages.extract.items import MAX_TRIES, Item, ledger_failure, store_writer
+from eyas.stages.extract.left import Left, find_left
+from eyas.stages.extract.pace import MEASURED_FROM_BYTES, Pace
+from eyas.stages.extract.retry import wait_to_retry
 from eyas.stages.extract.served import capture_served, engines_source
 from eyas.stages.extract.sources import note_source, source_changed
 from eyas.stages.extract.stage import SAME_STATES, capture_recipe
@@ -32,15 +35,14 @@ from eyas.stages.room import project_room
 from eyas.stages.served_target import capture_target, is_served, served_dtype
 from eyas.store.imports import note_rechecked, to_recheck
 from eyas.store.ledger import Ledger
+from eyas.store.ledger_file import ledger_damaged
 from eyas.store.place import remember_place
 from eyas.store.reader import StoreReader
 from eyas.store.recipe import StoreRecipe, require_store_recipe
-from eyas.store.repair import repair
 from eyas.store.room import MEMORY_FILESYSTEMS, filesystem_kind
 from eyas.store.samples import last_rows, read_samples
-from eyas.store.scrub import quick
 from eyas.store.segment import CapturedSample
-from eyas.targets.batches import padding_share, plan_batches
+from eyas.store.write_speed import measure_write_speed
 from eyas.targets.capture import CapturedStates, CaptureTarget
 from eyas.targets.check import check_capture
 from eyas.targets.dtype import torch_dtype
@@ -67,27 +69,25 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
     device, dtype = ("", served_dtype(project, known)) if served else target_arithmetic(project, known)
     fingerprint = weights_fingerprint(project.resolved.model, project.fingerprint_cache)
     recipe = capture_recipe(project, fingerprint.hash, dtype)
-    require_seal(layout.samples)
     require_store_recipe(layout.store_recipe, recipe, {segment.recipe for segment in ledger.segments()})
     remember_place(layout, ledger)
-    items = _list_samples(layout, ledger)
-    ledger.release_leases()
-    _mend(layout, ledger, context)
+    left = find_left(layout, ledger, project.config.extract.batch_tokens, context.progress)
     before = ledger.counts()["stored"]
     started = time.monotonic()
-    todo = set(ledger.pending())
+    todo = left.listing.left()
     imported = [sample for sample in to_recheck(layout) if ledger.state_of(sample) == "stored"]
     num_bytes, faults = 0, Counter[str]()
     if (todo or imported) and served:
-        num_bytes, faults = _through_servers(project, context, recipe, items, imported)
+        num_bytes, faults = _through_servers(project, context, recipe, left, imported)
     elif todo or imported:
         target = load_target(project, device, dtype, context.progress)
         source: dict[str, object] = {"kind": "local"}
         _recheck(project, context, target, recipe, imported, source)
         if todo:
-            _warn_of_room(project, items, todo, context)
             note_source(layout, source, context.attempt)
-            num_bytes = _capture_all(project, context, recipe, target, items)
+            items = _read_items(layout, (sample for batch in left.batches() for sample in batch))
+            pace = _warn_of_room(project, items, todo, context)
+            num_bytes = _capture_all(project, context, recipe, target, left, items, pace)
         del target
         gc.collect()
     seconds = time.monotonic() - started
@@ -105,41 +105,32 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
 
 
 def _through_servers(
-    project: Project,
-    context: RunContext,
-    recipe: StoreRecipe,
-    items: Sequence[Item],
-    imported: Sequence[str],
+    project: Project, context: RunContext, recipe: StoreRecipe, left: Left, imported: Sequence[str]
 ) -> tuple[int, Counter[str]]:
     """Capture what is left with servers; bytes stored, and everything that went wrong by its code."""
-    todo = set(context.ledger.pending())
-    canary = min(items, key=lambda item: (item.id not in todo, abs(len(item.tokens) - 64), item.id))
-    longest = max(len(item.tokens) for item in items)
-    with capture_target(project, context, recipe, canary.tokens.tolist(), longest) as target:
+    todo, lengths = left.listing.left(), left.listing.lengths
+    items = _read_items(project.layout, todo or imported[:1])
+    canary = min(items.values(), key=lambda item: (abs(len(item.tokens) - 64), item.id))
+    with capture_target(project, context, recipe, canary.tokens.tolist(), int(lengths.max())) as target:
         source = engines_source(project, target)
         _recheck(project, context, target, recipe, imported, source)
         num_bytes = 0
         if todo:
-            _warn_of_room(project, items, todo, context)
             note_source(project.layout, source, context.attempt)
-            num_bytes = capture_served(project, context, recipe, target, items)
+            _warn_of_room(project, items, todo, context)
+            num_bytes = capture_served(project, context, recipe, target, items, int(lengths.sum(dtype=int)))
         return num_bytes, Counter(target.faults)
 
 
-def _list_samples(layout: Layout, ledger: Ledger) -> list[Item]:
-    """All samples, which the ledger lists from now on."""
-    items, entries = [], []
-    for sample in read_samples(layout.samples):
-        items.append(Item(sample.id, sample.tokens, sample.spans))
-        entries.append(sample.entry)
-    ledger.replace_samples(entries)
+def _read_items(layout: Layout, ids: Iterable[str]) -> dict[str, Item]:
+    """These samples by id. Raises DamageFound."""
+    wanted = set(ids)
+    require_seal(layout.samples)
+    samples = read_samples(layout.samples)
+    items = {s.id: Item(s.id, s.tokens, s.spans) for s in samples if s.id in wanted}
+    if missing := wanted - items.keys():
+        raise ledger_damaged(layout.ledger, f"it lists {len(missing)} samples that are not in data/samples")
     return items
-
-
-def _mend(layout: Layout, ledger: Ledger, context: RunContext) -> None:
-    """Adopt whole segments that the ledger does not know; set damaged ones aside."""
-    for line in repair(layout, ledger, quick(layout, ledger)):
-        context.progress.say(line)
 
 
 def _recheck(
@@ -164,58 +155,76 @@ def _recheck(
         note_rechecked(project.layout, imported)
 
 
-def _warn_of_room(project: Project, items: Sequence[Item], todo: set[str], context: RunContext) -> None:
-    """Say so before the first byte when the forecast does not fit."""
+def _warn_of_room(project: Project, items: Mapping[str, Item], todo: set[str], context: RunContext) -> Pace:
+    """Say before the first byte what will be written, whether it fits, and how long the disk takes for it."""
     resolved = project.resolved
     needed = 0
-    kind = filesystem_kind(project.layout.store)
-    if kind in MEMORY_FILESYSTEMS:
-        context.progress.say(f"the store lies on {kind}: a reboot wipes it; move the project to a disk")
-    for item in items:
+    places = {"project": project.layout.root, "store": project.layout.store, "target": resolved.model}
+    wiped = [name for name, path in places.items() if filesystem_kind(path) in MEMORY_FILESYSTEMS]
+    if wiped:
+        context.progress.say(
+            f"in memory, where a reboot wipes it: {', '.join(wiped)}; move that to a disk before a long run"
+        )
+    for item in items.values():
         if item.id in todo:
             needed += len(item.tokens) * (resolved.bytes_per_token_aux + 4)
             needed += len(last_rows(item.spans, len(item.tokens))) * resolved.bytes_per_token_last
     room = project_room(project, context.progress, context.stop).writable_bytes()
     then = "pause" if project.config.disk.when_full == "wait" else "stop"
+    disk = measure_write_speed(project.layout.segments) if MEASURED_FROM_BYTES < needed < room else None
+    speed = ""
+    if disk is not None:
+        speed = f"; the disk took {format_bytes(disk)}/s: {format_seconds(needed / disk)} of writing at least"
     verdict = "" if needed < room else f": it will not fit; the run will {then} when the disk is full"
     context.progress.say(
         f"forecast: {format_bytes(needed)} for {len(todo)} samples, "
-        f"{format_bytes(max(0, room))} may be written{verdict}"
+        f"{format_bytes(max(0, room))} may be written{speed}{verdict}"
     )
+    return Pace(disk, needed, context.progress)
 
 
 def _capture_all(
-    project: Project, context: RunContext, recipe: StoreRecipe, target: LocalTarget, items: Sequence[Item]
+    project: Project,
+    context: RunContext,
+    recipe: StoreRecipe,
+    target: LocalTarget,
+    left: Left,
+    items: Mapping[str, Item],
+    pace: Pace,
 ) -> int:
     config, ledger = project.config, context.ledger
-    sizes = [(item.id, len(item.tokens)) for item in items]
-    batches = plan_batches(sizes, config.extract.batch_tokens)
-    todo = set(ledger.pending())
+    batches, todo = left.batches(), left.listing.left()
     context.progress.say(
-        f"{len(batches)} batches of up to {config.extract.batch_tokens} tokens, "
-        f"{100 * padding_share(sizes, batches):.1f}% padding"
+        f"{len(left.plan)} batches of up to {config.extract.batch_tokens} tokens, "
+        f"{100 * left.plan.padding_share(left.listing.lengths):.1f}% padding"
     )
-    total_tokens = sum(length for _, length in sizes)
-    left = sum(length for id_, length in sizes if id_ in todo)
-    context.progress.start("capture", total=total_tokens, unit="tokens", done=total_tokens - left)
+    total_tokens = int(left.listing.lengths.sum(dtype=int))
+    tokens_left = sum(len(items[sample].tokens) for sample in todo)
+    context.progress.start("capture", total=total_tokens, unit="tokens", done=total_tokens - tokens_left)
     num_bytes, room = 0, project_room(project, context.progress, context.stop)
     with store_writer(project, ledger, recipe) as writer:
         capture = _Capture(target, recipe, ledger, context.attempt)
-        for _ in range(MAX_TRIES):
+        for num_tried in range(MAX_TRIES):
+            if num_tried:
+                wait_to_retry(ledger, num_tried, config.extract.retry_seconds, context.progress, context.stop)
             for batch in batches:
-                wanted = {items[index].id for index in batch} & todo
+                wanted = todo.intersection(batch)
                 if not wanted:
                     continue
                 if context.stop.requested:
                     writer.flush()
                     context.stop.check()
                 ledger.lease(wanted, context.attempt)
-                for sample in capture.batch([items[index] for index in batch], wanted):
+                num_tokens = 0
+                started = time.monotonic()
+                captured = capture.batch([items[name] for name in batch], wanted)
+                pace.note(time.monotonic() - started, sum(sample.nbytes for sample in captured))
+                for sample in captured:
                     room.require(sample.nbytes + (config.store.segment_mib << 20))
                     room.patiently(partial(writer.add, sample), sample.nbytes)
                     num_bytes += sample.nbytes
-                done = sum(len(items[index].tokens) for index in batch if items[index].id in wanted)
-                context.progress.advance(done, bytes=num_bytes)
+                    num_tokens += len(sample.tokens)
+                context.progress.advance(num_tokens, bytes=num_bytes)
             room.patiently(writer.flush, 0)
             todo = set(ledger.pending())
             if not todo:

@@ -6,11 +6,13 @@ never silently short. Its name tells its turn and how many answers it holds.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from eyas.base.errors import DamageFound
 from eyas.base.files import write_atomic
@@ -44,13 +46,21 @@ def part_name(turn: int, answers: Sequence[Answer]) -> str:
     return f"turn-{turn:02d}-n{len(answers):06d}-{digest.hexdigest()[:16]}.jsonl"
 
 
-def write_part(folder: Path, turn: int, answers: Sequence[Answer]) -> Path:
-    """Write one group's answers, whole or not at all. Raises OSError."""
+def write_part(folder: Path, turn: int, answers: Sequence[Answer], recipe: str) -> Path:
+    """Write one group's answers, whole or not at all.
+
+    Args:
+        recipe: hash of what they were drawn with, should the folder's recipe be lost.
+
+    Raises:
+        OSError: nothing was written.
+    """
     lines = [json.dumps(asdict(answer), separators=(",", ":"), ensure_ascii=False) for answer in answers]
     body = "".join(line + "\n" for line in lines)
     check = hashlib.sha256(body.encode()).hexdigest()
     path = folder / part_name(turn, answers)
-    write_atomic(path, body + json.dumps({"answers": len(lines), "sha256": check}) + "\n")
+    end = {"answers": len(lines), "sha256": check, "recipe": recipe}
+    write_atomic(path, body + json.dumps(end) + "\n")
     return path
 
 
@@ -94,13 +104,27 @@ def part_fault(path: Path, *, deep: bool = True) -> str | None:
             return error.why or error.what
         return None
     try:
-        with open(path, "rb") as file:
-            file.seek(max(0, path.stat().st_size - _LAST_LINE_BYTES))
-            end = json.loads(file.read().rstrip(b"\n").rpartition(b"\n")[2])
+        end = _last_line(path)
         named = int(path.name.split("-n")[1][:6])
         return None if end["answers"] == named else f"{end['answers']} answers, its name says {named}"
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         return f"it does not end as a finished part does: {error}"
+
+
+def _last_line(path: Path) -> dict[str, Any]:
+    """What a part ends with. Raises OSError or ValueError."""
+    with open(path, "rb") as file:
+        file.seek(max(0, path.stat().st_size - _LAST_LINE_BYTES))
+        return dict(json.loads(file.read().rstrip(b"\n").rpartition(b"\n")[2]))
+
+
+def part_recipes(folder: Path) -> set[str]:
+    """Recipes that the parts say they were drawn with; damaged and older parts say nothing."""
+    found = set()
+    for path in part_files(folder):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            found.add(str(_last_line(path)["recipe"]))
+    return found
 
 
 def part_files(folder: Path) -> list[Path]:

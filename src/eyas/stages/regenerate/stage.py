@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from eyas.base.checked import checked_content
 from eyas.base.files import read_json
 from eyas.base.hashing import recipe_differences
 from eyas.base.seal import is_sealed, read_seal
@@ -35,11 +36,30 @@ def answers_recipe(project: Project, fingerprint: str, dtype: str) -> dict[str, 
     }
 
 
+_RECIPE_KEYS = frozenset(
+    {"weights", "dtype", "max_new_tokens", "temperature", "top_p", "seed", "end_tokens"}
+)  # all that recipe.json held before it carried a digest of itself
+
+
 def recorded_answers_recipe(project: Project) -> dict[str, object] | None:
-    """The recipe of the answers on disk; None before the first."""
+    """The recipe of the answers on disk; None before the first, and when the file is lost or damaged."""
     with contextlib.suppress(OSError, ValueError):
-        return dict(read_json(project.layout.answers / ANSWERS_RECIPE))
+        return _read_recipe(project)
     return None
+
+
+def _read_recipe(project: Project) -> dict[str, object]:
+    return checked_content(read_json(project.layout.answers / ANSWERS_RECIPE), _RECIPE_KEYS)
+
+
+def _recipe_damages(project: Project) -> list[Damage]:
+    try:
+        _read_recipe(project)
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        return [Damage(project.layout.answers / ANSWERS_RECIPE, str(error))]
+    return []
 
 
 class RegenerateStage:
@@ -73,6 +93,8 @@ class RegenerateStage:
             differences = tuple(recipe_differences(recorded, wanted))
             if differences:
                 return StageView(self.name, "stale", done, total, unit, differences=differences)
+        elif done:  # the recipe is lost: the work compares what the parts say of it, and writes it anew
+            return StageView(self.name, "partial", min(done, total), total, unit)
         if is_sealed(layout.samples):
             made_of = read_seal(layout.samples)["about"].get("prompts")
             if made_of == read_seal(layout.prompts)["about"].get("identity"):
@@ -82,7 +104,7 @@ class RegenerateStage:
     def damages(self, project: Project, *, deep: bool) -> list[Damage]:
         if not project.config.regenerate.enabled:
             return []
-        found = sealed_damages(project.layout.samples, deep=deep)
+        found = sealed_damages(project.layout.samples, deep=deep) + _recipe_damages(project)
         for path in part_files(project.layout.answers):
             why = part_fault(path, deep=deep)
             found += [Damage(path, why)] if why else []

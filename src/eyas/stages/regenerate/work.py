@@ -13,9 +13,10 @@ from contextlib import closing
 
 import numpy as np
 
+from eyas.base.checked import with_check
 from eyas.base.errors import DamageFound, DataError, RecipeChanged
 from eyas.base.files import read_json, set_aside, write_json
-from eyas.base.hashing import recipe_differences
+from eyas.base.hashing import recipe_differences, recipe_hash
 from eyas.base.seal import read_seal, require_seal, sealed_folder
 from eyas.chat.dialogue import Dialogue, read_dialogues
 from eyas.chat.length import fit
@@ -23,7 +24,7 @@ from eyas.stages.chat_tools import load_renderer
 from eyas.stages.local_target import target_arithmetic
 from eyas.stages.project import Project
 from eyas.stages.protocol import RunContext
-from eyas.stages.regenerate.answers import Answer, prompt_digest, read_answers, write_part
+from eyas.stages.regenerate.answers import Answer, part_recipes, prompt_digest, read_answers, write_part
 from eyas.stages.regenerate.asks import Ask, OpenConversation
 from eyas.stages.regenerate.local import LocalAnswers
 from eyas.stages.regenerate.served import ServerAnswers
@@ -34,6 +35,7 @@ from eyas.targets.fingerprint import weights_fingerprint
 
 CONVERSATIONS = "conversations.jsonl"
 STATISTICS = "stats.json"
+_CHANGED_HINT = "take the change back, or: eyas run --redo regenerate (the old answers are set aside)"
 
 
 def run(project: Project, context: RunContext) -> dict[str, object]:
@@ -73,7 +75,7 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
             groups = _groups(_asks(project, conversations, turn), config.regenerate.batch_size)
             missing = [[ask for ask in group if ask.key not in known] for group in groups]
             for answers in answerer.answer([group for group in missing if group]):
-                write_part(layout.answers, turn, answers)
+                write_part(layout.answers, turn, answers, recipe_hash(recipe))
                 known.update({(a.conversation, a.turn, a.prompt): a for a in answers})
                 num_new += len(answers)
                 num_tokens += sum(len(answer.tokens) for answer in answers)
@@ -100,7 +102,15 @@ def _take(ask: Ask, answer: Answer | None, failure: str, truncated: str) -> None
 
 def _require_recipe(project: Project, recorded: dict[str, object] | None, recipe: dict[str, object]) -> None:
     if recorded is None:
-        write_json(project.layout.answers / ANSWERS_RECIPE, recipe)
+        wanted = recipe_hash(recipe)
+        if others := sorted(part_recipes(project.layout.answers) - {wanted}):
+            raise RecipeChanged(
+                "the answers on disk were drawn with other settings or weights",
+                where=project.layout.answers,
+                why=f"{ANSWERS_RECIPE} is lost; the answers carry {', '.join(others)}, not {wanted}",
+                hint=_CHANGED_HINT,
+            )
+        write_json(project.layout.answers / ANSWERS_RECIPE, with_check(recipe))
         return
     differences = recipe_differences(recorded, recipe)
     if differences:
@@ -108,7 +118,7 @@ def _require_recipe(project: Project, recorded: dict[str, object] | None, recipe
             "the answers on disk were drawn with other settings or weights",
             where=project.layout.answers,
             why="; ".join(differences),
-            hint="take the change back, or: eyas run --redo regenerate (the old answers are set aside)",
+            hint=_CHANGED_HINT,
         )
 
 
