@@ -1,4 +1,4 @@
-"""Write docs/reference.md from the code: verbs, configuration, exit codes, errors.
+"""Write docs/reference.md (verbs, configuration, exit codes, errors) and docs/status.schema.json from the code.
 
 Run it after a change (`make docs`); a test compares the file with what this gives.
 """
@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import inspect
 import io
+import json
 from pathlib import Path
 
+from pydantic import TypeAdapter
 from rich.console import Console
 
 from eyas.base import errors
 from eyas.cli.main import VERB_NAMES, build_app
 from eyas.cli.verbs.config import documented_keys
+from eyas.report.status import ProjectStatus
 
 REFERENCE = Path(__file__).with_name("reference.md")
+STATUS_SCHEMA = Path(__file__).with_name("status.schema.json")
 _EXIT_CODES = (
     ("0", "done"),
     ("1", "unexpected error; the traceback is saved and its path printed"),
@@ -70,5 +74,13 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("``", "`")
 
 
+def status_schema() -> str:
+    """The JSON schema of what ``eyas status --json`` prints."""
+    schema = TypeAdapter(ProjectStatus).json_schema(mode="serialization")
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+    return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
+
+
 if __name__ == "__main__":
     REFERENCE.write_text(reference(), encoding="utf-8")
+    STATUS_SCHEMA.write_text(status_schema(), encoding="utf-8")

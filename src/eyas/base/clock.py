@@ -13,6 +13,23 @@ def utc_now_text() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def seconds_since(at: object, now: datetime | None = None) -> float | None:
+    """Seconds from a time as `utc_now_text` writes it until now; None when it is no time."""
+    then = parse_time(at)
+    if then is None:
+        return None
+    return max(0.0, ((now or datetime.now(UTC)) - then).total_seconds())
+
+
+def parse_time(at: object) -> datetime | None:
+    """A time as `utc_now_text` writes it; None when it is none."""
+    try:
+        then = datetime.fromisoformat(str(at).replace("Z", "+00:00"))
+    except ValueError:
+        return None
+    return then if then.tzinfo is not None else None
+
+
 def boot_id() -> str:
     """An identity that changes with every boot of the machine; ``unknown`` where there is none."""
     try:

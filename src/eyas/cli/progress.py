@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from eyas.base.progress import Progress
-from eyas.base.units import format_count, format_seconds
+from eyas.base.units import format_bytes, format_count, format_seconds
 
 LINE_SECONDS = 30.0
 
@@ -30,6 +30,7 @@ class _Counting:
         self.label, self.unit, self.total, self.done = "", "", 0, 0
         self._begun, self._started = 0, time.monotonic()
         self.facts: dict[str, float | int | str] = {}
+        self._cpu = _CpuUse()
 
     def start(self, label: str, *, total: int, unit: str, done: int = 0) -> None:
         self.label, self.unit, self.total, self.done = label, unit, total, done
@@ -45,19 +46,39 @@ class _Counting:
         return (self.done - self._begun) / elapsed if elapsed > 0 else 0.0
 
     def text(self) -> str:
-        """``extract: capture 120 of 472 samples, 14.2/s, 25 s left, 3 kB``."""
+        """``extract: capture 120 of 472 samples, 14/s, 25 s left, 3.0 kB, CPU 180%``."""
         parts = [f"{format_count(self.done)} of {format_count(self.total)} {self.unit}"]
         rate = self.rate
         if rate > 0:
             parts.append(f"{format_count(rate) if rate >= 10 else f'{rate:.2f}'}/s")
             if self.done < self.total:
                 parts.append(f"{format_seconds((self.total - self.done) / rate)} left")
-        parts += [f"{key} {_short(value)}" for key, value in self.facts.items()]
+        parts += [_fact(key, value) for key, value in self.facts.items()]
+        parts.append(f"CPU {self._cpu.percent():.0f}%")
         return f"{self.stage}: {self.label} " + ", ".join(parts)
 
 
-def _short(value: float | int | str) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _fact(key: str, value: float | int | str) -> str:
+    """``loss 2.31``, ``4.2 GB``, ``step 1,200``."""
+    if key == "bytes" and isinstance(value, int | float):
+        return format_bytes(value)
+    if isinstance(value, float):
+        return f"{key} {value:.4g}"
+    return f"{key} {format_count(value)}" if isinstance(value, int) else f"{key} {value}"
+
+
+class _CpuUse:
+    """Processor time of this process since it was last asked, in percent of one core."""
+
+    def __init__(self) -> None:
+        self._wall, self._cpu, self._percent = time.monotonic(), time.process_time(), 0.0
+
+    def percent(self) -> float:
+        wall, cpu = time.monotonic(), time.process_time()
+        if wall - self._wall >= 0.5:  # shorter spans are mostly the clock's grain
+            self._percent = 100 * (cpu - self._cpu) / (wall - self._wall)
+            self._wall, self._cpu = wall, cpu
+        return self._percent
 
 
 class LineProgress(_Counting):
@@ -87,7 +108,7 @@ class LineProgress(_Counting):
 
 
 class JsonProgress(LineProgress):
-    """The same lines as JSON objects on stderr."""
+    """The same lines as JSON objects on stderr; ``seconds_left`` is None while no rate is known."""
 
     def _line(self, text: str) -> None:
         record = {
@@ -97,6 +118,7 @@ class JsonProgress(LineProgress):
             "total": self.total,
             "unit": self.unit,
             "rate": round(self.rate, 3),
+            "seconds_left": round(max(0, self.total - self.done) / self.rate, 1) if self.rate > 0 else None,
             "text": text,
             **{f"fact_{key}": value for key, value in self.facts.items()},
         }

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,12 +31,39 @@ def attempt_folders(logs: Path) -> list[Path]:
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
     """The events of an attempt, details beside ``at`` and ``event``; a torn line is left out."""
-    events: list[dict[str, Any]] = []
     with contextlib.suppress(OSError):
-        for line in (folder / EVENTS_NAME).read_text(encoding="utf-8", errors="replace").splitlines():
-            with contextlib.suppress(ValueError, TypeError, KeyError):
-                record = json.loads(line)
-                events.append({"at": record["at"], "event": record["kind"], **record["detail"]})
+        return parse_events(
+            (folder / EVENTS_NAME).read_text(encoding="utf-8", errors="replace").splitlines()
+        )
+    return []
+
+
+def recent_events(folder: Path, max_bytes: int = 1 << 20) -> list[dict[str, Any]]:
+    """The first event of an attempt and those of the last ``max_bytes`` of its log, oldest first.
+
+    Days of beats make a log too long to be read whole by a verb that has to answer at once.
+    """
+    path = folder / EVENTS_NAME
+    try:
+        with open(path, "rb") as file:
+            first = file.readline()
+            start = max(len(first), path.stat().st_size - max_bytes)
+            file.seek(start)
+            rest = file.read().split(b"\n")
+    except OSError:
+        return []
+    if start > len(first):
+        rest = rest[1:]  # it may begin in the middle of a line
+    return parse_events([first, *rest])
+
+
+def parse_events(lines: Iterable[str | bytes]) -> list[dict[str, Any]]:
+    """Lines of a log as events; what is no whole event is left out."""
+    events: list[dict[str, Any]] = []
+    for line in lines:
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            record = json.loads(line)
+            events.append({"at": str(record["at"]), "event": record["kind"], **record["detail"]})
     return events
 
 

@@ -7,7 +7,7 @@ import shutil
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from eyas.base.files import tree_bytes
+from eyas.base.files import read_json, tree_bytes
 from eyas.base.seal import is_sealed, read_seal
 from eyas.base.units import format_bytes, format_count, parse_bytes
 from eyas.stages.project import Project
@@ -53,8 +53,11 @@ class Forecast:
         return {**asdict(self), "fits": self.fits}
 
 
-def forecast(project: Project) -> Forecast | None:
+def forecast(project: Project, used_bytes: int | None = None) -> Forecast | None:
     """The forecast of a project; None while neither counts nor expectations are known.
+
+    Args:
+        used_bytes: bytes of the project folder, when they are counted already.
 
     Raises:
         TargetError: the target's configuration cannot be read.
@@ -72,7 +75,7 @@ def forecast(project: Project) -> Forecast | None:
     export = weights * 2
     written = tree_bytes(layout.store) + tree_bytes(layout.checkpoints) + tree_bytes(layout.exports)
     left = max(0, store + checkpoints + export - written)
-    room = _room(project)
+    room = _room(project, used_bytes)
     per_sample = store / samples
     return Forecast(
         basis=basis,
@@ -108,6 +111,11 @@ def _counts(project: Project) -> tuple[str, int, int, int] | None:
         about = read_seal(layout.samples)["about"]
         if "num_supervised" in about:
             return "counted", about["num_samples"], about["num_tokens"], about["num_supervised"]
+        with contextlib.suppress(Exception):  # samples that were given: prepare counted them
+            stats = read_json(layout.samples / "stats.json")
+            num_samples = sum(stats["samples"].values())
+            if num_samples and stats["tokens"]:
+                return "counted", num_samples, stats["tokens"], stats["supervised_tokens"]
         with contextlib.suppress(Exception), Ledger.open_read_only(layout.ledger) as ledger:
             entries = list(ledger.entries())
             if entries:
@@ -118,11 +126,11 @@ def _counts(project: Project) -> tuple[str, int, int, int] | None:
     return "expected", expected.samples, expected.tokens, round(expected.tokens * expected.supervised_share)
 
 
-def _room(project: Project) -> int:
+def _room(project: Project, used_bytes: int | None) -> int:
     """Bytes that may still be written: by the budget, else by the filesystem."""
     disk, root = project.config.disk, project.layout.root
     if disk.budget is not None:
-        return max(0, parse_bytes(disk.budget) - tree_bytes(root))
+        return max(0, parse_bytes(disk.budget) - (tree_bytes(root) if used_bytes is None else used_bytes))
     return max(0, shutil.disk_usage(root).free - parse_bytes(disk.reserve))
 
 

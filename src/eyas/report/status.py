@@ -1,64 +1,95 @@
-"""What stands where: the view model behind ``eyas status``."""
+"""What stands where: the view model behind ``eyas status``, the dashboard and the report."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from eyas.base.errors import EyasError
-from eyas.base.files import tree_bytes
-from eyas.pipeline.attempt import attempt_folders, read_events
+from eyas.base.files import read_json
+from eyas.base.units import format_bytes, format_seconds, parse_bytes
+from eyas.pipeline.attempt import attempt_folders, recent_events
 from eyas.pipeline.lock import Holder, current_holder
 from eyas.pipeline.order import STAGES
+from eyas.report.forecast import forecast
+from eyas.report.now import LastAttempt, Message, Running, last_attempt, messages, running
+from eyas.report.sizes import folder_sizes
+from eyas.report.stage_status import StageStatus, stage_status
+from eyas.report.training_status import TrainingStatus, training_status
 from eyas.stages.project import Project
 from eyas.stages.protocol import StageView
 from eyas.store.ledger import Ledger
 
+BROKEN = (EyasError, OSError, ValueError, TypeError, KeyError, AttributeError, LookupError)
+"""What a half-broken folder may make a reader raise; it becomes a line of ``problems``."""
+
 
 @dataclass(frozen=True)
-class Running:
-    """The work that is going on; ``rate`` is in units of the stage per second, of this attempt.
+class Failure:
+    """A sample that failed ``failures`` times, last for ``reason``."""
 
-    ``seconds_left`` is None while no rate is known; ``silent_seconds`` since its last event.
+    id: str
+    state: str
+    failures: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """A file or folder that was moved to ``set-aside/``."""
+
+    name: str
+    reason: str
+    at: str
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Bytes now and to come; forecasts are None when nothing is left or no counts and expectations are known.
+
+    ``left_bytes`` is what is still to be written, ``room_bytes`` what may be: by the budget or the
+    filesystem.
     """
 
-    pid: int
-    host: str
-    verb: str
-    since: str
-    stage: str
-    label: str
-    done: int
-    total: int
-    unit: str
-    rate: float
-    seconds_left: float | None
-    silent_seconds: float | None
+    used_bytes: int
+    free_bytes: int
+    budget_bytes: int | None
+    left_bytes: int | None
+    room_bytes: int | None
+    fits: bool | None
+    low: bool
 
 
 @dataclass(frozen=True)
 class ProjectStatus:
     """One look at a project.
 
-    ``last_attempt`` tells how the newest attempt ended (``unfinished``: it was killed); ``failures``
-    names samples that failed or are set aside, with the last reason, most failures first; sizes are
-    bytes; ``next_command`` is None when nothing is left.
+    ``failures`` names samples that failed or are set aside, most failures first, and ``set_aside`` files,
+    newest first (both at most 20); ``next_command`` is None when nothing is left, ``then`` are the stages
+    after the present one.
     """
 
     project: str
-    stages: tuple[StageView, ...]
+    target: str
+    stages: tuple[StageStatus, ...]
     problems: tuple[str, ...]
     running: Running | None
-    last_attempt: dict[str, Any] | None
+    last_attempt: LastAttempt | None
+    num_attempts: int
+    messages: tuple[Message, ...]
+    training: TrainingStatus | None
+    disk: Disk
     project_bytes: int
     free_bytes: int
     set_aside_samples: int
-    failures: tuple[dict[str, Any], ...]
+    failures: tuple[Failure, ...]
+    set_aside_files: int
+    set_aside: tuple[SetAside, ...]
+    open_todos: tuple[str, ...]
     next_command: str | None
+    then: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -70,77 +101,118 @@ def project_status(project: Project, suffix: str = "") -> ProjectStatus:
     Args:
         suffix: added to suggested commands (``--project DIR``).
     """
-    views, problems = [], []
+    layout = project.layout
+    views, problems = _look(project)
+    damaged = bool(problems)
+    holder = current_holder(layout.state)
+    folders = attempt_folders(layout.logs)
+    events = recent_events(folders[-1]) if folders else []
+    now = running(holder, events) if holder else None
+    if now is not None and now.stalled:
+        problems.append(f"no event for {format_seconds(now.silent_seconds or 0)}: the run may hang")
+    sizes = folder_sizes(layout.root)
+    disk = _disk(project, sizes[""], problems, finished=not damaged and all(v.finished for v in views))
+    set_aside = next((int(str(v.detail.get("set_aside", 0))) for v in views if v.name == "extract"), 0)
+    moved = _moved(project)
+    failures, todos = _from_ledger(project)
+    return ProjectStatus(
+        project=str(layout.root),
+        target=project.config.target.model,
+        stages=tuple(stage_status(project, view, sizes) for view in views),
+        problems=tuple(problems),
+        running=now,
+        last_attempt=last_attempt(folders[-1], events, holder is not None) if folders else None,
+        num_attempts=len(folders),
+        messages=messages(events),
+        training=training_status(project),
+        disk=disk,
+        project_bytes=disk.used_bytes,
+        free_bytes=disk.free_bytes,
+        set_aside_samples=set_aside,
+        failures=failures,
+        set_aside_files=len(moved),
+        set_aside=tuple(moved[:20]),
+        open_todos=todos,
+        next_command=_next_command(views, holder, set_aside, suffix, damaged),
+        then=_then(views, now),
+    )
+
+
+def _look(project: Project) -> tuple[list[StageView], list[str]]:
+    views: list[StageView] = []
+    problems: list[str] = []
     for stage in STAGES:
         try:
             problems += [f"{stage.name}: damaged: {d}" for d in stage.damages(project, deep=False)]
             views.append(stage.look(project))
-        except (EyasError, OSError) as error:
-            problems.append(f"{stage.name}: {str(error).splitlines()[0]}")
-            views.append(StageView(stage.name, "waiting", detail={"problem": str(error)}))
-    layout = project.layout
-    holder = current_holder(layout.state)
-    folders = attempt_folders(layout.logs)
-    events = read_events(folders[-1]) if folders else []
-    set_aside = next((int(str(v.detail.get("set_aside", 0))) for v in views if v.name == "extract"), 0)
-    return ProjectStatus(
-        project=str(layout.root),
-        stages=tuple(views),
-        problems=tuple(problems),
-        running=_running(holder, events) if holder else None,
-        last_attempt=_last_attempt(folders[-1], events, holder is not None) if folders else None,
-        project_bytes=tree_bytes(layout.root),
-        free_bytes=shutil.disk_usage(layout.root).free,
-        set_aside_samples=set_aside,
-        failures=_failures(project),
-        next_command=_next_command(views, holder, set_aside, suffix, bool(problems)),
+        except BROKEN as error:
+            problem = f"{stage.name}: {_first_line(error)}"
+            # what all stages read (the target, the sources) is named once, by the first that misses it
+            if not any(known.partition(": ")[2] == problem.partition(": ")[2] for known in problems):
+                problems.append(problem)
+            views.append(StageView(stage.name, "waiting", detail={"problem": _first_line(error)}))
+    return views, problems
+
+
+def _first_line(error: BaseException) -> str:
+    if isinstance(error, EyasError):
+        why = error.why or error.where
+        return error.what + (f" ({why})" if why else "")
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _disk(project: Project, used: int, problems: list[str], *, finished: bool) -> Disk:
+    settings, free = project.config.disk, shutil.disk_usage(project.layout.root).free
+    found = None
+    if not finished:
+        with contextlib.suppress(*BROKEN):
+            found = forecast(project, used_bytes=used)
+    low = free < parse_bytes(settings.warn) and (found is None or found.left_bytes > 0)
+    if found is not None and not found.fits:
+        problems.append(
+            f"disk: {format_bytes(found.left_bytes)} are still to be written, "
+            f"{format_bytes(found.room_bytes)} may be"
+        )
+    elif low:
+        problems.append(f"disk: only {format_bytes(free)} free (disk.warn is {settings.warn})")
+    return Disk(
+        used_bytes=used,
+        free_bytes=free,
+        budget_bytes=None if settings.budget is None else parse_bytes(settings.budget),
+        left_bytes=found.left_bytes if found else None,
+        room_bytes=found.room_bytes if found else None,
+        fits=found.fits if found else None,
+        low=low,
     )
 
 
-def _failures(project: Project, limit: int = 20) -> tuple[dict[str, Any], ...]:
-    with contextlib.suppress(EyasError, OSError), Ledger.open_read_only(project.layout.ledger) as ledger:
-        return tuple(failed._asdict() for failed in ledger.failed_samples()[:limit])
-    return ()
+def _from_ledger(project: Project, limit: int = 20) -> tuple[tuple[Failure, ...], tuple[str, ...]]:
+    with contextlib.suppress(*BROKEN), Ledger.open_read_only(project.layout.ledger) as ledger:
+        failed = tuple(Failure(*row) for row in ledger.failed_samples()[:limit])
+        still_open = ("pending", "in_progress", "blocked")
+        return failed, tuple(todo.content for todo in ledger.todos() if todo.status in still_open)
+    return (), ()
 
 
-def _running(holder: Holder, events: list[dict[str, Any]]) -> Running:
-    beats = [event for event in events if event.get("event") == "progress"]
-    beat = beats[-1] if beats else {}
-    rate, done, total = float(beat.get("rate", 0)), int(beat.get("done", 0)), int(beat.get("total", 0))
-    return Running(
-        pid=holder.pid,
-        host=holder.host,
-        verb=holder.verb,
-        since=holder.since,
-        stage=str(beat.get("stage", "")),
-        label=str(beat.get("label", "")),
-        done=done,
-        total=total,
-        unit=str(beat.get("unit", "")),
-        rate=rate,
-        seconds_left=(total - done) / rate if rate > 0 else None,
-        silent_seconds=_age(str(events[-1].get("at"))) if events else None,
-    )
+def _moved(project: Project) -> list[SetAside]:
+    """Whatever lies in ``set-aside/``, newest first."""
+    found = []
+    folder = project.layout.set_aside
+    for note in folder.glob("*.reason.json") if folder.is_dir() else ():
+        with contextlib.suppress(*BROKEN):
+            text = dict(read_json(note))
+            name = note.name.removesuffix(".reason.json")
+            found.append(SetAside(name, str(text.get("reason", "")), str(text.get("at", ""))))
+    return sorted(found, key=lambda moved: (moved.at, moved.name), reverse=True)
 
 
-def _last_attempt(folder: Path, events: list[dict[str, Any]], running: bool) -> dict[str, Any]:
-    ends = [event for event in events if event.get("event") == "attempt ended"]
-    outcome = str(ends[-1].get("outcome")) if ends else ("running" if running else "unfinished")
-    return {
-        "name": folder.name,
-        "started": events[0].get("at") if events else None,
-        "last_event": events[-1].get("at") if events else None,
-        "outcome": outcome,
-        "what": ends[-1].get("what") if ends else None,
-    }
-
-
-def _age(at: str) -> float | None:
-    try:
-        then = datetime.fromisoformat(at.replace("Z", "+00:00"))
-    except ValueError:
-        return None
-    return max(0.0, (datetime.now(UTC) - then).total_seconds())
+def _then(views: list[StageView], now: Running | None) -> tuple[str, ...]:
+    """Stages that are left after the one at work, or after the first that is left."""
+    names = [view.name for view in views]
+    left = [view.name for view in views if not view.finished]
+    if now is not None and now.stage in names:
+        return tuple(name for name in left if names.index(name) > names.index(now.stage))
+    return tuple(left)
 
 
 def _next_command(

@@ -1,0 +1,200 @@
+"""The status screen: one look that fits 80 columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from eyas.base.units import format_bytes, format_count, format_seconds
+from eyas.report.now import LastAttempt, Running
+from eyas.report.stage_status import StageStatus
+from eyas.report.status import ProjectStatus
+from eyas.report.training_status import TrainingStatus
+
+_SHOWN_FAILURES, _SHOWN_FILES, _SHOWN_MESSAGES = 5, 3, 2
+_MARKS = {"done": "+", "skipped": "-", "partial": "~", "pending": ".", "waiting": ".", "stale": "!"}
+_INDENT = 12
+
+
+def status_lines(view: ProjectStatus, width: int = 80) -> list[str]:
+    """The lines of the screen; those that hold a name or a reason are cut to ``width``."""
+    lines = [view.project, f"target {Path(view.target).name or view.target}", ""]
+    lines += _stage_table(view)
+    marks = [f"! {problem}" for problem in view.problems]
+    for stage in view.stages:
+        marks += [f"! {stage.name} was made by another recipe: {d}" for d in stage.differences]
+    lines += ["", *marks, ""] if marks else [""]
+    if view.running is not None:
+        lines += _running_lines(view.running)
+    lines += _attempt_lines(view.last_attempt, view.num_attempts)
+    if view.last_attempt is not None and view.last_attempt.outcome != "done":
+        said = [f"{message.stage}: {message.text}" for message in view.messages[-_SHOWN_MESSAGES:]]
+        lines += _block("said", said)
+    if view.training is not None:
+        lines += _training_lines(view.training)
+    lines += _set_aside_lines(view)
+    lines += _block("todo", [*view.open_todos[:3]])
+    lines += _disk_lines(view)
+    if view.running is not None and view.then:
+        lines += _block("then", [", ".join(view.then)])
+    return [_cut(line, width) for line in lines]
+
+
+def _stage_table(view: ProjectStatus) -> list[str]:
+    now = view.running.stage if view.running else ""
+    rows = [_stage_cells(stage, stage.name == now) for stage in view.stages]
+    heads = ["  stage", "state", "done", "samples", "tokens", "disk"]
+    widths = [max(len(row[i]) for row in [heads, *rows]) for i in range(len(heads))]
+    lines = []
+    for row in [heads, *rows]:
+        left = [cell.ljust(width) for cell, width in zip(row[:3], widths, strict=False)]
+        right = [cell.rjust(width) for cell, width in zip(row[3:], widths[3:], strict=True)]
+        lines.append("  ".join([*left, *right]).rstrip())
+    return lines
+
+
+def _stage_cells(stage: StageStatus, is_running: bool) -> list[str]:
+    count = ""
+    if stage.total is not None and stage.state not in ("waiting", "skipped"):
+        whole = stage.done == stage.total
+        unit = stage.unit.removesuffix("s") if stage.done == 1 else stage.unit
+        count = (
+            f"{format_count(stage.done)} {unit}"
+            if whole
+            else f"{format_count(stage.done)} of {format_count(stage.total)} {stage.unit}"
+        )
+        if not whole and stage.total:
+            count += f" {100 * stage.done / stage.total:.0f}%"
+    length = stage.detail.get("acceptance_length")
+    if stage.name == "evaluate" and isinstance(length, int | float):
+        count += f", length {length:.2f}"
+    if is_running:
+        mark, state = ">", "running"
+    else:
+        mark, state = _MARKS[stage.state], stage.state
+    return [
+        f"{mark} {stage.name}",
+        state,
+        count,
+        "" if stage.samples is None else format_count(stage.samples),
+        "" if stage.tokens is None else format_count(stage.tokens),
+        format_bytes(stage.bytes) if stage.bytes else "",
+    ]
+
+
+def _running_lines(running: Running) -> list[str]:
+    lines = [f"eyas {running.verb}, process {running.pid} on {running.host}, since {_clock(running.since)}"]
+    if running.stage:
+        share = f" ({100 * running.done / running.total:.0f}%)" if running.total else ""
+        lines.append(
+            f"{running.stage}: {running.label} {format_count(running.done)} of "
+            f"{format_count(running.total)} {running.unit}{share}"
+        )
+        rate = f"{_rate(running.rate)} {running.unit}/s" if running.rate else "no rate yet"
+        lines.append(", ".join([rate, *([left] if (left := time_left_text(running)) else [])]))
+    else:
+        lines.append("starting")
+    if running.silent_seconds is not None:
+        lines.append(f"last event {format_seconds(running.silent_seconds)} ago")
+    return _block("running", lines)
+
+
+def time_left_text(running: Running) -> str:
+    """``12 min to 15 min left``, or nothing when nobody can say."""
+    low, high = running.seconds_left_low, running.seconds_left_high
+    if running.seconds_left is None or running.done >= running.total:
+        return ""
+    if low is None:
+        return "too early to say how long"
+    if high is None:
+        return f"{rough_seconds(low)} left or much more: it hardly moves"
+    if rough_seconds(low) == rough_seconds(high):
+        return f"about {rough_seconds(low)} left"
+    return f"{rough_seconds(low)} to {rough_seconds(high)} left"
+
+
+def rough_seconds(seconds: float) -> str:
+    """A duration as precise as an estimate deserves: ``40 s``, ``12 min``, ``3.5 h``, ``2.1 d``."""
+    if seconds < 55:
+        return f"{max(5, 5 * round(seconds / 5))} s"
+    if seconds < 5400:
+        return f"{max(1, round(seconds / 60))} min"
+    if seconds < 129_600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86_400:.1f} d"
+
+
+def _attempt_lines(last: LastAttempt | None, count: int) -> list[str]:
+    if last is None:
+        return _block("attempts", ["none yet"])
+    if last.outcome == "running":
+        return _block("attempts", [f"{count}, {last.name} runs"])
+    ago = "" if last.last_event_seconds is None else f", {format_seconds(last.last_event_seconds)} ago"
+    ended = {
+        "unfinished": "did not end by itself (killed, or the machine went down)",
+        "done": "ended well",
+        "Stopped": "was stopped, state saved",
+    }
+    lines = [f"{last.name} {ended.get(last.outcome, f'ended with {last.outcome}')}{ago}"]
+    if last.what and last.outcome not in ended:
+        lines.append(last.what)
+    return _block("attempts", lines)
+
+
+def _training_lines(training: TrainingStatus) -> list[str]:
+    lines = []
+    if training.step is not None and training.loss is not None:
+        lines.append(f"step {format_count(training.step)}, loss {training.loss:.3f}")
+    if training.checkpoint is not None:
+        age = training.checkpoint_seconds
+        lines.append(f"{training.checkpoint}{'' if age is None else f', {format_seconds(age)} old'}")
+    if training.validation_step is not None:
+        numbers = []
+        if training.validation_acceptance_length is not None:
+            numbers.append(f"acceptance length {training.validation_acceptance_length:.2f}")
+        if training.validation_loss is not None:
+            numbers.append(f"loss {training.validation_loss:.3f}")
+        if training.validation_top1 is not None:
+            numbers.append(f"top-1 {training.validation_top1:.1%}")
+        lines.append(f"validation at step {format_count(training.validation_step)}: {', '.join(numbers)}")
+    return _block("drafter", lines)
+
+
+def _set_aside_lines(view: ProjectStatus) -> list[str]:
+    lines = []
+    if view.set_aside_samples:
+        lines.append(f"{format_count(view.set_aside_samples)} samples after their retries")
+    for failed in view.failures[:_SHOWN_FAILURES]:
+        lines.append(f"{failed.id} {failed.state}, {failed.failures} tries: {failed.reason}")
+    if len(view.failures) > _SHOWN_FAILURES:
+        lines.append("more of them: eyas status --json")
+    if view.set_aside_files:
+        noun = "file or folder" if view.set_aside_files == 1 else "files and folders"
+        lines.append(f"{view.set_aside_files} {noun} in set-aside/")
+    lines += [f"  {moved.name}: {moved.reason}" for moved in view.set_aside[:_SHOWN_FILES]]
+    return _block("set aside", lines)
+
+
+def _disk_lines(view: ProjectStatus) -> list[str]:
+    disk = view.disk
+    budget = "" if disk.budget_bytes is None else f" of {format_bytes(disk.budget_bytes)}"
+    text = f"{format_bytes(disk.used_bytes)}{budget} used, {format_bytes(disk.free_bytes)} free"
+    if disk.left_bytes is not None and disk.left_bytes > 0:
+        text += f", {format_bytes(disk.left_bytes)} to come{'' if disk.fits else ': does not fit'}"
+    return _block("disk", [text])
+
+
+def _block(label: str, lines: list[str]) -> list[str]:
+    return [f"{label if i == 0 else '':<{_INDENT}}{line}" for i, line in enumerate(lines)]
+
+
+def _rate(rate: float) -> str:
+    return format_count(rate) if rate >= 10 else f"{rate:.2g}"
+
+
+def _clock(at: str) -> str:
+    """``2026-11-30 03:12`` of a time in UTC."""
+    return f"{at[:10]} {at[11:16]} UTC" if len(at) >= 16 and at[10] == "T" else at
+
+
+def _cut(line: str, width: int) -> str:
+    return line if len(line) <= width else line[: width - 3] + "..."
