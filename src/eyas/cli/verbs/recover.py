@@ -117,12 +117,8 @@ def summary(result: Recovery, scene: Scene) -> list[str]:
     if view.running is not None:
         run = f"eyas {view.running.verb}, process {view.running.pid}: {view.running.stage or 'starting'}"
     else:
-        last = view.last_attempt or {}
-        run = (
-            "nothing runs; everything is done"
-            if not view.next_command
-            else f"stopped ({last.get('outcome')})"
-        )
+        outcome = "unknown" if view.last_attempt is None else view.last_attempt.outcome
+        run = f"stopped ({outcome})" if view.next_command else "nothing runs; everything is done"
     aside = sum(1 for _ in scene.layout.set_aside.glob("*.reason.json"))
     left = "nothing" if not result.left else "; ".join(f"{todo.content}" for todo in result.left[:2])
     more = f" and {len(result.left) - 2} more" if len(result.left) > 2 else ""
