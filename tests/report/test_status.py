@@ -90,12 +90,8 @@ def test_a_finished_project_counts_what_the_folder_holds(finished: Path) -> None
 def test_a_running_project_says_rate_and_an_honest_range(running: Path) -> None:
     view = look(running)
     now = view["running"]
-    assert (now["pid"], now["stage"], now["done"], now["facts"]) == (
-        os.getpid(),
-        "extract",
-        950,
-        {"bytes": 77},
-    )
+    assert (now["pid"], now["stage"]) == (os.getpid(), "extract")
+    assert (now["done"], now["facts"]) == (950, {"bytes": 77})
     assert now["seconds_left_low"] < 5.0 < now["seconds_left_high"]
     # the last beat was 8 s ago
     assert 7 < now["silent_seconds"] < 300

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-import itertools
 
 MIN_SECONDS = 20.0
 """Before that much of a phase was seen, nothing is said."""
