@@ -167,6 +167,10 @@ class FakeServer:
             return _json({"data": [{"id": name, "root": root, "max_model_len": settings.max_tokens}]})
         if path == "/get_model_info" and settings.engine == "sglang":
             return _json({"model_path": str(settings.model_folder), "is_generation": True})
+        if path == "/get_server_info" and settings.engine == "sglang":
+            return _json({"speculative_draft_model_path": None})
+        if path == "/metrics" and settings.engine == "vllm":
+            return _Reply(200, b"", "text/plain")
         return _error(404, "no such path")
 
     def post(self, path: str, body: dict[str, Any]) -> _Reply:
