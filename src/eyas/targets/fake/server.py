@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from eyas.base.clock import boot_id
-from eyas.targets.fake.dumps import Label, TinyModel, encode, spoiled, write_dump
+from eyas.targets.fake.dumps import Label, TinyModel, encode, spoiled, write_dump, write_error
 from eyas.targets.fake.faults import Fault, fault_of
 from eyas.targets.fake.http import Http, Reply, Reset, error_reply, json_reply
 from eyas.targets.local.generate import SamplingSettings
