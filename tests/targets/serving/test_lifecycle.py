@@ -55,8 +55,10 @@ def test_every_mode_starts_is_proven_and_leaves_nothing(root: Path, engine: str,
         assert sum("is proven at" in line for line in said) == 2
         written = [(record.index, record.ready) for record in book(root).read()]
         assert written == [(0, True), (1, True)]
+        pids = [server.pid for server in servers.servers]
     assert not any(answers(url) for url in urls)
     assert projects.processes_of(root) == set()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)  # and no zombie either
     assert book(root).read() == []
     assert list((root / "dumps").rglob("*.dump")) == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -131,7 +132,8 @@ class Servers:
             else:
                 servers._find_or_start(config.serve.replicas)
         except BaseException:
-            servers.close()
+            with contextlib.suppress(EyasError):  # the first failure is the one to read
+                servers.close()
             raise
         return servers
 

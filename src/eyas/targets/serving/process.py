@@ -132,6 +132,8 @@ class EngineProcess:
         if left:
             _signal(left, signal.SIGKILL)
             left = self._await_end(_KILL_SECONDS, clock)
+        if self._popen is not None and self._popen.poll() is not None:
+            _children.pop(self.identity, None)  # its end is known, and nothing of it stays as a zombie
         if left:
             raise ServerNotStopped(
                 "a server was killed and still runs",
