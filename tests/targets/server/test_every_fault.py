@@ -99,7 +99,8 @@ def one_run(
 @pytest.mark.parametrize("kind", sorted(CODES))
 def test_a_fault_at_every_request(kind: str, engine: Engine, tiny: Tiny, tmp_path: Path) -> None:
     seen: Counter[str] = Counter()
-    for position in range(1, LAST + 1):
+    positions = range(1, LAST + 1) if engine == "vllm" else (1, 4, LAST)  # what differs is the reply's form
+    for position in positions:
         fault = f"{kind}@{position}" + (":0.3" if kind == "returns" else "")
         place = tmp_path / str(position)
         taken, failed, counted, caused = one_run(tiny, place, engine, [fault])
@@ -110,10 +111,10 @@ def test_a_fault_at_every_request(kind: str, engine: Engine, tiny: Tiny, tmp_pat
         blamed = {code for codes in failed.values() for code in codes}
         assert blamed <= CODES[kind], f"{fault}: samples were told {blamed}"
         seen += told
-    assert sum(seen[code] for code in CODES[kind]) >= LAST
-    if kind == "swapped":
+    assert sum(seen[code] for code in CODES[kind]) >= len(positions)
+    if kind == "swapped" and engine == "vllm":
         assert seen["swapped"] >= 1
-    print(f"{kind} on {engine}: caused {LAST}, counted {dict(seen)}")
+    print(f"{kind} on {engine}: caused {len(positions)}, counted {dict(seen)}")
 
 
 @pytest.mark.parametrize("engine", ENGINES)

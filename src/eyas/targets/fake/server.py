@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import socket
 import ssl
-import struct
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from eyas.base.clock import boot_id
 from eyas.targets.fake.dumps import Label, TinyModel, encode, spoiled, write_dump, write_error
 from eyas.targets.fake.faults import Fault, fault_of
+from eyas.targets.fake.http import Http, Reply, Reset, error_reply, json_reply
 from eyas.targets.local.generate import SamplingSettings
 
 ENGINES = {"vllm": "vllm 0.32.0 (fake)", "sglang": "sglang 0.5.23 (fake)"}
@@ -59,18 +56,6 @@ class FakeSettings:
         return self.model_name or self.model_folder.name
 
 
-class _Reset(Exception):
-    """The connection is to be broken off."""
-
-
-@dataclass
-class _Reply:
-    status: int
-    body: bytes
-    content_type: str = "application/json"
-    after: list[Callable[[], None]] = field(default_factory=list)
-
-
 class FakeServer:
     """A server in threads of this process; stop it with `close`.
 
@@ -91,10 +76,14 @@ class FakeServer:
         self._flying: dict[str, tuple[int, ...]] = {}
         self._earlier: list[tuple[str, tuple[int, ...]]] = []
         self._closing = threading.Event()
-        self._http: _Http | None = None
+        self._http: Http | None = None
         self._threads: list[threading.Thread] = []
         self.started = ""
         self._listen()
+
+    @property
+    def api_key(self) -> str:
+        return self.settings.api_key
 
     @property
     def url(self) -> str:
@@ -122,7 +111,7 @@ class FakeServer:
         return self._http is not None
 
     def _listen(self) -> None:
-        self._http = _Http((self._host, self._port), self)
+        self._http = Http((self._host, self._port), self)
         self._port = self._http.server_address[1]
         if self.settings.certificate is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -154,28 +143,32 @@ class FakeServer:
             http.server_close()
             http.break_all()
 
-    def get(self, path: str) -> _Reply:
+    def get(self, path: str) -> Reply:
         """Health and facts."""
         settings = self.settings
         if path == "/health":
-            return _json({})
+            return json_reply({})
         if path == "/v1/models":
             name = settings.served_name
             if any(fault.kind == "wrong-model" and fault.onward for fault in settings.faults):
                 name = "another-model"
             root = str(settings.model_folder)
-            return _json({"data": [{"id": name, "root": root, "max_model_len": settings.max_tokens}]})
+            return json_reply({"data": [{"id": name, "root": root, "max_model_len": settings.max_tokens}]})
         if path == "/get_model_info" and settings.engine == "sglang":
-            return _json({"model_path": str(settings.model_folder), "is_generation": True})
-        return _error(404, "no such path")
+            return json_reply({"model_path": str(settings.model_folder), "is_generation": True})
+        if path == "/get_server_info" and settings.engine == "sglang":
+            return json_reply({"speculative_draft_model_path": None})
+        if path == "/metrics" and settings.engine == "vllm":
+            return Reply(200, b"", "text/plain")
+        return error_reply(404, "no such path")
 
-    def post(self, path: str, body: dict[str, Any]) -> _Reply:
-        """A capture or an answer. Raises _Reset where the connection is to break."""
+    def post(self, path: str, body: dict[str, Any]) -> Reply:
+        """A capture or an answer. Raises Reset where the connection is to break."""
         if path != {"vllm": "/v1/completions", "sglang": "/generate"}[self.settings.engine]:
-            return _error(404, "no such path")
+            return error_reply(404, "no such path")
         name, tokens = self._asked(body)
         if len(tokens) + 1 > self.settings.max_tokens:
-            return _error(400, f"a prompt of {len(tokens)} tokens is too long")
+            return error_reply(400, f"a prompt of {len(tokens)} tokens is too long")
         counted = bool(name) == (self.settings.mode == "capture")
         fault: Fault | None = None
         if counted:
@@ -209,7 +202,7 @@ class FakeServer:
         with self._lock:
             self.caused[kind] += 1
 
-    def _before(self, fault: Fault | None) -> _Reply | None:
+    def _before(self, fault: Fault | None) -> Reply | None:
         """Faults that come before any work is done; None to go on."""
         if fault is None:
             return None
@@ -217,20 +210,20 @@ class FakeServer:
         statuses = {"500": 500, "busy": 503, "refused": 400}
         if kind in statuses:
             self._cause(kind)
-            return _error(statuses[kind], f"{kind} on order")
+            return error_reply(statuses[kind], f"{kind} on order")
         if kind == "garbage":
             self._cause(kind)
-            return _Reply(200, b"<html>no JSON</html>", "text/html")
+            return Reply(200, b"<html>no JSON</html>", "text/html")
         if kind == "hang":
             self._cause(kind)
             self._closing.wait(_HANG_SECONDS)
-            raise _Reset
+            raise Reset
         if kind == "slow":
             self._cause(kind)
             self._closing.wait(1.0 if argument is None else argument)
         elif kind == "reset":
             self._cause(kind)
-            raise _Reset
+            raise Reset
         elif kind in ("dies", "returns"):
             self._cause(kind)
             if kind == "dies" and self.settings.process_dies:
@@ -240,7 +233,7 @@ class FakeServer:
             thread.start()
             self._threads.append(thread)
             thread.join(5)
-            raise _Reset
+            raise Reset
         return None
 
     def _die_for(self, seconds: float | None) -> None:
@@ -250,7 +243,7 @@ class FakeServer:
             back.daemon = True
             back.start()
 
-    def _capture(self, name: str, tokens: tuple[int, ...], fault: Fault | None) -> _Reply:
+    def _capture(self, name: str, tokens: tuple[int, ...], fault: Fault | None) -> Reply:
         folder, kind = self.settings.dump_folder, fault.kind if fault is not None else ""
         assert folder is not None
         states = self._model.states(tokens)
@@ -317,7 +310,7 @@ class FakeServer:
         timer.daemon = True
         timer.start()
 
-    def _answer(self, tokens: tuple[int, ...], body: dict[str, Any], fault: Fault | None) -> _Reply:
+    def _answer(self, tokens: tuple[int, ...], body: dict[str, Any], fault: Fault | None) -> Reply:
         kind = fault.kind if fault is not None else ""
         asked = body if self.settings.engine == "vllm" else body["sampling_params"]
         limit = int(asked["max_tokens" if self.settings.engine == "vllm" else "max_new_tokens"])
@@ -348,13 +341,13 @@ class FakeServer:
         num_prompt: int,
         name: str,
         matched: int | None,
-    ) -> _Reply:
+    ) -> Reply:
         if self.settings.engine == "vllm":
             choice = {"index": 0, "text": "", "token_ids": list(tokens), "finish_reason": reason,
                       "stop_reason": matched}  # fmt: skip
             usage = {"prompt_tokens": num_prompt, "completion_tokens": len(tokens)}
             parameters = {"eyas": echo} if echo is not None else None
-            return _json(
+            return json_reply(
                 {"model": name, "choices": [choice], "usage": usage, "kv_transfer_params": parameters}
             )
         meta: dict[str, Any] = {
@@ -363,91 +356,4 @@ class FakeServer:
         }  # fmt: skip
         if echo is not None:
             meta["eyas"] = [json.dumps(echo)]
-        return _json({"text": "", "output_ids": list(tokens), "meta_info": meta})
-
-
-def _json(value: object, status: int = 200) -> _Reply:
-    return _Reply(status, json.dumps(value).encode())
-
-
-def _error(status: int, why: str) -> _Reply:
-    return _json({"error": {"message": why}}, status)
-
-
-class _Http(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    allow_reuse_address = True
-    request_queue_size = 256
-
-    def __init__(self, address: tuple[str, int], server: FakeServer) -> None:
-        self.fake = server
-        self._open: set[socket.socket] = set()
-        self._open_lock = threading.Lock()
-        super().__init__(address, _Handler)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        with self._open_lock:
-            self._open.add(request)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        with self._open_lock:
-            self._open.discard(request)
-        super().shutdown_request(request)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no matter."""
-
-    def break_all(self) -> None:
-        """Break every open connection."""
-        with self._open_lock:
-            for connection in self._open:
-                _break(connection)
-
-
-def _break(connection: socket.socket) -> None:
-    """Close at once with a reset instead of an orderly end."""
-    with contextlib.suppress(OSError):
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        connection.shutdown(socket.SHUT_RDWR)
-    with contextlib.suppress(OSError):
-        connection.close()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: _Http
-
-    def do_GET(self) -> None:
-        self._serve(lambda: self.server.fake.get(self.path))
-
-    def do_POST(self) -> None:
-        data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self._serve(lambda: self.server.fake.post(self.path, json.loads(data)))
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Requests are counted, not logged."""
-
-    def _serve(self, make: Callable[[], _Reply]) -> None:
-        key = self.server.fake.settings.api_key
-        if key and self.headers.get("Authorization") != f"Bearer {key}":
-            reply = _error(401, "wrong or missing API key")
-        else:
-            try:
-                reply = make()
-            except _Reset:
-                self.close_connection = True
-                _break(self.connection)
-                return
-            except (ValueError, KeyError, TypeError) as error:
-                reply = _error(400, f"{type(error).__name__}: {error}")
-        with contextlib.suppress(OSError):
-            self.send_response(reply.status)
-            self.send_header("Content-Type", reply.content_type)
-            self.send_header("Content-Length", str(len(reply.body)))
-            self.end_headers()
-            self.wfile.write(reply.body)
-            self.wfile.flush()
-        for action in reply.after:
-            action()
+        return json_reply({"text": "", "output_ids": list(tokens), "meta_info": meta})
