@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eyas.pipeline.lock import process_start_ticks
+from eyas.base.process import process_start_ticks
 from eyas.recovery.bench import Bench, Proof, Way
 from eyas.recovery.findings import Finding
 
