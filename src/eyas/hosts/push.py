@@ -181,7 +181,7 @@ def _send_files(host: Host, root: Path, place: str, names: Sequence[str], aside:
         file.seek(0)
         temporary = f"{place}/.push.{secrets.token_hex(4)}.tmp"
         _must(host, ["mkdir", "-p", "--", place])
-        _send(host, file, digest, temporary)  # type: ignore[arg-type]
+        _send(host, file, digest, temporary)
     stamp = re.sub(r"[^0-9T]", "", utc_now_text().split(".")[0])
     for name in aside:
         kept = f"{place}/set-aside/{stamp}-pushed/{name}"

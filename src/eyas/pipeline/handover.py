@@ -74,7 +74,9 @@ class Handover:
             self._do(key, step)
 
     def training_began(self) -> None:
-        """Training is launched: the phase closes."""
+        """Training is launched: the phase closes, also one that an earlier attempt has left open."""
+        left = [phase.id for phase in read_phases(self.ledger) if phase.name == PHASE and phase.is_open]
+        self._phase = self._phase or (left[-1] if left else "")
         if not self._phase:
             return
         self._change("training", "completed", f"attempt {self.attempt.number} started the stage train")
