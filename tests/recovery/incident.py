@@ -22,6 +22,7 @@ from eyas.pipeline.lock import current_holder
 from eyas.recovery.bench import Bench
 from eyas.recovery.scene import Scene
 from eyas.stages.project import Project
+from eyas.store.ledger import Ledger
 from tests.faults.forked import run_here
 from tests.recovery.machine import FakeHost, gpus
 
@@ -175,7 +176,16 @@ def run_in_background(root: Path, options: Sequence[str]) -> str:
 def bench(root: Path, host: FakeHost, graphics: object, **options: object) -> Bench:
     """Tools of a recovery whose run is a forked child."""
     scene = Scene(Project.open(root), host, graphics)  # type: ignore[arg-type]
-    return Bench(scene, start_run=run_in_background, **options)  # type: ignore[arg-type]
+    tools = Bench(scene, **options)  # type: ignore[arg-type]
+
+    def start(folder: Path, words: Sequence[str]) -> str:
+        tools.release()  # SQLite must not be carried through a fork
+        said = run_in_background(folder, words)
+        tools.attach(Ledger.open(folder / "state" / "ledger.db", create=False))
+        return said
+
+    tools.start_run = start
+    return tools
 
 
 def wait_until_idle(root: Path, seconds: float = 240) -> None:

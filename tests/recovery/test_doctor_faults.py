@@ -6,19 +6,23 @@ import json
 import os
 import shutil
 import sqlite3
+import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from eyas.base.process import ProcessIdentity
 from eyas.hosts.host import Result
 from eyas.recovery.doctor import diagnose
 from eyas.recovery.scene import Scene
 from eyas.stages.project import Project
 from eyas.stages.regenerate.answers import part_files
+from eyas.targets.serving.dumps import dump_base, make_dump_folder, new_owner, project_id
+from eyas.targets.serving.records import ServerBook, ServerRecord
 from tests.recovery.conftest import scene_of
 from tests.recovery.machine import MEMINFO, Disk, FakeGpus, FakeHost, FakeSystemd, gpus
 
@@ -78,6 +82,7 @@ def process_in(host: FakeHost, pid: int, path: str) -> None:
     host.files[f"/proc/{pid}/cgroup"] = f"0::{path}\n"
 
 
+EXITS = {"disk-full": 12, "inodes-short": 12, "server-unreachable": 13, "server-silent": 13}
 FAULTS: dict[str, tuple[str, Callable[[World], object]]] = {}
 
 
@@ -345,6 +350,79 @@ def service_waits_for_the_boot(world: World) -> None:
     world.host.commands["systemctl"] = FakeSystemd(UNIT, active="inactive")
 
 
+@fault("server-unreachable")
+def server_of_others_down(world: World) -> None:
+    world.configure("[recovery]\n", '[serve]\nurls = ["http://127.0.0.1:9"]\n[recovery]\n')
+
+
+def _record(world: World, **changes: Any) -> ServerRecord:
+    """A server that a killed run has left behind: its processes are gone."""
+    gone = ProcessIdentity(999_999, 5, "another boot")
+    record = ServerRecord(
+        0,
+        "vllm",
+        "capture",
+        "127.0.0.1",
+        9,
+        "m",
+        "d",
+        "marker",
+        gone,
+        gone,
+        None,
+        "x.log",
+        "2026",
+        False,
+        True,
+    )
+    ServerBook(world.root / "state" / "servers.json").put(replace(record, **changes))
+    return record
+
+
+@fault("server-ended")
+def server_died_with_the_run(world: World) -> None:
+    _record(world)
+
+
+@fault("server-silent")
+def server_does_not_answer(world: World) -> None:
+    _record(world, process=ProcessIdentity.of(os.getppid()))
+
+
+@fault("server-list-damaged")
+def server_list_damaged(world: World) -> None:
+    (world.root / "state" / "servers.json").write_text("{}")
+
+
+@fault("dumps-stale")
+def dumps_of_a_dead_server(world: World) -> None:
+    world.configure("[recovery]\n", '[serve]\ndump_dir = "dumps"\n[recovery]\n')
+    project = project_id(world.root / "state")
+    gone = ProcessIdentity(999_999, 5, "another boot")
+    owner = new_owner(project, gone, "vllm", "1")
+    folder = make_dump_folder(dump_base("dumps", world.root), project, replace(owner, boot_id="another boot"))
+    (folder / "a-dump-of-it.dump").write_bytes(b"x" * 1000)
+
+
+PATCH = """[serve]
+python = "{python}"
+[[serve.patches]]
+name = "states"
+package = "tests"
+file = "tiny.py"
+diff = "states.diff"
+sha256_before = "{before}"
+sha256_after = "{after}"
+[recovery]
+"""
+
+
+@fault("patch-drifted")
+def engine_was_upgraded(world: World) -> None:
+    text = PATCH.format(python=sys.executable, before="0" * 64, after="1" * 64)
+    world.configure("[recovery]\n", text)
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_doctor_names_each_fault_and_only_it(name: str, project_copy: Callable[[], Path]) -> None:
     code, plant = FAULTS[name]
@@ -354,7 +432,7 @@ def test_doctor_names_each_fault_and_only_it(name: str, project_copy: Callable[[
     assert {finding.code for finding in found.findings} == {code}, [f.what for f in found.findings]
     assert all(finding.mend and finding.what for finding in found.findings)
     grave = any(finding.severity != "warn" for finding in found.findings)
-    assert found.exit_code == (0 if not grave else 12 if code in ("disk-full", "inodes-short") else 14)
+    assert found.exit_code == (0 if not grave else EXITS.get(code, 14))
 
 
 def test_the_table_is_long_enough() -> None:

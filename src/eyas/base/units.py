@@ -41,6 +41,11 @@ def format_count(count: float) -> str:
     return f"{count:,.0f}"
 
 
+def counted(count: int, noun: str) -> str:
+    """A count with its noun: ``1 file``, ``3 files``."""
+    return f"{format_count(count)} {noun}{'' if count == 1 else 's'}"
+
+
 def format_seconds(seconds: float) -> str:
     """A duration: ``0.8 s``, ``42 s``, ``3 min 5 s``, ``4 h 42 min``, ``2 d 3 h``."""
     if seconds < 10:

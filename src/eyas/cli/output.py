@@ -47,6 +47,18 @@ def next_command(command: str | None) -> None:
     note(f"\nnext: {command}" if command else "\nnothing to do")
 
 
+def folded(line: str, indent: int) -> str:
+    """A line folded to the terminal's width, what is left of it indented; elsewhere as it is."""
+    import shutil
+    import textwrap
+
+    if not sys.stdout.isatty():
+        return line
+    width = max(40, shutil.get_terminal_size().columns)
+    options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.fill(line, width, subsequent_indent=" " * indent, drop_whitespace=True, **options)
+
+
 def console() -> Console:
     """A rich console on stdout (for tables that are the data of a verb)."""
     from rich.console import Console

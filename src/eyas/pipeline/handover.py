@@ -1,4 +1,4 @@
-"""Hand-over from extraction to training: the phase closes itself, each step with its evidence.
+"""Phases of a run: extraction hands over to training by itself, each step with its evidence.
 
 Nothing here reads tensors: what extraction committed is known to the ledger, so no scan stands between the
 last capture and the first training step.
@@ -6,7 +6,7 @@ last capture and the first training step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from eyas.base.errors import EyasError
@@ -23,11 +23,17 @@ from eyas.targets.serving.patches import Patches
 from eyas.targets.serving.records import ServerBook
 
 PHASE = "extraction"
+TRAINING = "training"
+_TRAINING_STAGES = {
+    "train": "Train the drafter",
+    "evaluate": "Measure it on held-out prompts",
+    "export": "Write what engines load",
+}
 
 
 @dataclass
 class Handover:
-    """The todos of one extraction; opened when it starts, closed when training has begun.
+    """The todos of extraction and training; a phase opens when its work starts and closes when it is over.
 
     Args:
         gpus: who is asked for GPU memory.
@@ -41,7 +47,46 @@ class Handover:
 
     def __post_init__(self) -> None:
         self._book = TodoBook(self.attempt, whoami(self.verb), self.attempt.number, self.ledger)
-        self._phase = ""
+        self._phase = self._training = ""
+
+    def began(self, stage: str) -> None:
+        """A stage starts: its phase opens or goes on, and the one before it closes."""
+        if stage == "extract":
+            self.open()
+        elif stage == "train":
+            self.training_began()
+        if stage in _TRAINING_STAGES:
+            self._training = self._open_training(stage)
+            self._stage_is(stage, "in_progress", f"attempt {self.attempt.number}")
+
+    def ended(self, stage: str, numbers: Mapping[str, object]) -> None:
+        """A stage ended well."""
+        if stage == "extract":
+            self.captured()
+        elif stage in _TRAINING_STAGES:
+            self._stage_is(stage, "completed", ", ".join(f"{key} {value}" for key, value in numbers.items()))
+            if stage == "export":
+                self._book.close_phase(self._training, "exported")
+
+    def _open_training(self, first: str) -> str:
+        id_ = self._book.open_phase(TRAINING)
+        known = {todo.id for phase in read_phases(self.ledger) for todo in phase.todos}
+        names = list(_TRAINING_STAGES)
+        for name in names[names.index(first) :]:
+            if f"{id_}/{name}" not in known:
+                self._put(id_, name, "pending", "")
+        return id_
+
+    def _stage_is(self, stage: str, status: str, evidence: str) -> None:
+        self._put(self._training, stage, status, evidence)
+
+    def _put(self, phase: str, stage: str, status: str, evidence: str) -> None:
+        names = list(_TRAINING_STAGES)
+        place = names.index(stage)
+        before = (f"{phase}/{names[place - 1]}",) if place else ()
+        self._book.put(
+            Todo(f"{phase}/{stage}", _TRAINING_STAGES[stage], "high", status, before, evidence, "")
+        )
 
     def open(self) -> None:
         """Extraction begins, or goes on after a stop."""
@@ -74,7 +119,9 @@ class Handover:
             self._do(key, step)
 
     def training_began(self) -> None:
-        """Training is launched: the phase closes."""
+        """Training is launched: the phase closes, also one that an earlier attempt has left open."""
+        left = [phase.id for phase in read_phases(self.ledger) if phase.name == PHASE and phase.is_open]
+        self._phase = self._phase or (left[-1] if left else "")
         if not self._phase:
             return
         self._change("training", "completed", f"attempt {self.attempt.number} started the stage train")

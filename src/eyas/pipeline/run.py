@@ -226,15 +226,11 @@ def _run_one(
         context.progress.say(f"{stage.name} is redone: {step.why}")
         _set_outputs_aside(stage, project, step.why, context.ledger)
     attempt.event("stage started", stage=stage.name, action=step.action, why=step.why)
-    if stage.name == "extract":
-        handover.open()
-    elif stage.name == "train":
-        handover.training_began()
+    handover.began(stage.name)
     room = project_room(project, context.progress, context.stop)
     # every stage goes on where it was, so a full disk costs no more than the wait for room
     numbers = room.patiently(partial(_run_named, stage, project, context), 0)
-    if stage.name == "extract":
-        handover.captured()
+    handover.ended(stage.name, numbers)
     result.ran.append(stage.name)
     result.numbers[stage.name] = numbers
     attempt.event("stage ended", stage=stage.name, **{"numbers": numbers})

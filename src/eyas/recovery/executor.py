@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from eyas.base.clock import utc_now_text
 from eyas.base.errors import EyasError, UsageError
+from eyas.base.storage import named_storage_errors
 from eyas.pipeline.attempt import Attempt, next_number
 from eyas.pipeline.lock import hold_lock
 from eyas.recovery.bench import Bench, Proof
@@ -69,7 +70,7 @@ def recover(bench: Bench, only: str | None = None) -> Recovery:
         EyasError: the ledger cannot be written, so no todo could be kept.
     """
     scene = bench.scene
-    with hold_lock(scene.layout.state / _GUARD, "recover"):
+    with named_storage_errors(scene.layout.root), hold_lock(scene.layout.state / _GUARD, "recover"):
         return _Executor(bench).run(only)
 
 

@@ -8,13 +8,15 @@ from cyclopts import Parameter
 
 from eyas.base.units import format_seconds
 from eyas.cli.common import Common
-from eyas.cli.output import next_command, note, print_json
+from eyas.cli.output import folded, next_command, note, print_json
 from eyas.cli.progress import listener
 from eyas.hosts.declared import declared, open_host
 from eyas.hosts.host import Here, Host
 from eyas.recovery.doctor import Diagnosis, diagnose
 from eyas.recovery.findings import Line
 from eyas.recovery.scene import Scene
+
+_INDENT = 20
 
 
 def doctor(
@@ -40,7 +42,7 @@ def doctor(
     if common.json:
         print_json(found.as_dict())
         return found.exit_code
-    print("\n".join(render(found, verbose)))
+    print("\n".join(folded(line, _INDENT) for line in render(found, verbose)))
     note(f"\n{summary(found)}")
     next_command(next_of(found, common.suffix))
     return found.exit_code
@@ -51,11 +53,11 @@ def render(found: Diagnosis, verbose: bool) -> list[str]:
     lines = []
     for line in found.lines:
         lines.append(f"{line.state:<8}{line.check:<12}{line.says}")
-        lines += [f"{'':20}{finding.what}" for finding in line.findings[1:4]]
-        lines += [f"{'':20}-> {command}" for command in _mends(line)]
+        lines += [f"{'':{_INDENT}}{finding.what}" for finding in line.findings[1:4]]
+        lines += [f"{'':{_INDENT}}-> {command}" for command in _mends(line)]
         if verbose:
             seen = dict.fromkeys([*line.evidence, *(text for f in line.findings for text in f.evidence)])
-            lines += [f"{'':20}| {text}" for text in seen]
+            lines += [f"{'':{_INDENT}}| {text}" for text in seen]
     return lines
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from eyas.base.errors import RecoveryIncomplete
-from eyas.base.units import format_bytes, format_count
+from eyas.base.units import counted, format_bytes, format_count
 from eyas.cli.common import Common
-from eyas.cli.output import next_command, note, print_json, table
+from eyas.cli.output import folded, next_command, note, print_json, table
 from eyas.cli.progress import listener
 from eyas.recovery.bench import Bench
 from eyas.recovery.executor import Recovery, planned
@@ -50,7 +50,7 @@ def recover(
         next_command(project_status(project, common.suffix).next_command)
     else:
         for line in summary(result, scene):
-            print(line)
+            print(folded(line, 10))
         next_command(_next(result, common.suffix))
     return RecoveryIncomplete.exit_code if result.left else 0
 
@@ -125,7 +125,7 @@ def summary(result: Recovery, scene: Scene) -> list[str]:
     return [
         "",
         f"recovery  {len(completed)} of {len(result.todos)} todos completed; "
-        f"{aside} things in set-aside/, nothing deleted",
+        f"{counted(aside, 'thing')} in set-aside/, nothing deleted",
         f"store     {format_count(extract.done)} of {total} samples; {hashed.says}",
         f"machine   {format_bytes(view.free_bytes)} free; {gpus.says}",
         f"run       {run}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from eyas.base.layout import Layout
 from eyas.cli.common import Common
-from eyas.cli.output import next_command, note, print_json
+from eyas.cli.output import folded, next_command, note, print_json
 from eyas.store.ledger import Ledger
 from eyas.store.ledger_history import Todo
 from eyas.store.todos import OPEN_STATUSES, Phase, as_todo_list, history, read_phases
@@ -37,7 +37,7 @@ def todo(
         print_json(as_todo_list(todos) | ({"history": changes} if history else {}))
         return 0
     for phase in phases:
-        print("\n".join(render(phase, changes)))
+        print("\n".join(folded(line, 6) for line in render(phase, changes)))
     if not phases:
         note("no todos yet")
     is_left = any(todo.status in OPEN_STATUSES for phase in phases if phase.is_open for todo in phase.todos)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eyas.base.files import tree_bytes
-from eyas.base.units import format_bytes
+from eyas.base.units import counted, format_bytes
 from eyas.recovery.findings import Check, Finding, Line, verdict
 from eyas.recovery.scene import Scene
 from eyas.targets.serving.dumps import dump_base, read_owner
@@ -47,7 +47,7 @@ def judge(scene: Scene, facts: tuple[DumpFolder, ...]) -> Line:
             "dumps-stale",
             folder.path,
             "warn",
-            f"{folder.num_files} dumps of a dead server ({format_bytes(folder.num_bytes)}) lie in "
+            f"{counted(folder.num_files, 'dump')} of a dead server ({format_bytes(folder.num_bytes)}) lie in "
             f"{Path(folder.path).parent}",
             (f"{folder.path}: its server does not run any more",),
             detail={"path": folder.path, "bytes": folder.num_bytes},

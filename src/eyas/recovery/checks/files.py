@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eyas.base.seal import file_digest
+from eyas.base.units import counted
 from eyas.recovery.findings import Check, Finding, Line, verdict
 from eyas.recovery.scene import Scene
 
@@ -87,7 +88,8 @@ def judge(scene: Scene, facts: FileFacts) -> Line:
                 mend=f"bring {path} back, or mend data.sources in eyas.toml",
             )
         )
-    said = f"{len(facts.needed)} needed files and {facts.num_sources} data sources are there"
+    needed = f"{counted(len(facts.needed), 'needed file')} and " if facts.needed else ""
+    said = f"{needed}{counted(facts.num_sources, 'data source')} there"
     return verdict("files", findings, said, evidence)
 
 

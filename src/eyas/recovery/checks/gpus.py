@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eyas.base.units import format_bytes
+from eyas.base.units import counted, format_bytes
 from eyas.hosts.gpus import Gpu
 from eyas.hosts.processes import Owner, ProcessInfo, owner_of
 from eyas.hosts.units import Unit, show_unit
@@ -74,7 +74,7 @@ def judge(scene: Scene, facts: GpuFacts) -> Line:
         + ("" if g.busy_percent is None else f", {g.busy_percent}% busy")
         for g in facts.gpus
     ]
-    fine = f"{len(facts.gpus)} GPUs, {format_bytes(used)} of {format_bytes(total)} used"
+    fine = f"{counted(len(facts.gpus), 'GPU')}, {format_bytes(used)} of {format_bytes(total)} used"
     if scene.project.config.target.device == "cpu":
         return Line("gpus", "ok", f"{fine}; this project runs on the CPU", tuple(evidence))
     return verdict("gpus", _findings(scene, facts), fine, evidence)

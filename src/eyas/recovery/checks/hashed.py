@@ -41,7 +41,7 @@ def judge(scene: Scene, facts: HashedFacts) -> Line:
     if not facts.num_segments:
         return Line("hashed", "skipped", "nothing stored yet")
     if not facts.doubtful:
-        return Line("hashed", "ok", "every segment was written or hashed since the machine was started")
+        return Line("hashed", "ok", "all of it written or hashed since the machine was started")
     count = f"{len(facts.doubtful)} of {facts.num_segments} segments"
     what = f"{count} were not hashed since the machine was started"
     finding = Finding("store-unhashed", "store", "warn", what, facts.doubtful[:5], mend="eyas verify --deep")

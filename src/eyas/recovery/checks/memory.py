@@ -58,7 +58,7 @@ def judge(scene: Scene, facts: MemoryFacts) -> Line:
     said = "no shared memory"
     if shared is not None:
         used = shared.total_bytes - shared.free_bytes
-        said = f"{format_bytes(shared.free_bytes)} of {format_bytes(shared.total_bytes)} shared memory free"
+        said = f"shared memory {format_bytes(shared.free_bytes)} of {format_bytes(shared.total_bytes)} free"
         evidence.append(said)
         if shared.total_bytes and used > SHARED_FULL_SHARE * shared.total_bytes:
             findings.append(
@@ -71,7 +71,7 @@ def judge(scene: Scene, facts: MemoryFacts) -> Line:
                     mend=f"look at {SHARED}: eyas recover sets dumps of its own dead servers aside",
                 )
             )
-    return verdict("memory", findings, f"{available} of {total} available; {said}", evidence)
+    return verdict("memory", findings, f"{available} of {total} free; {said}", evidence)
 
 
 CHECK = Check("memory", look, judge, of_machine=True)

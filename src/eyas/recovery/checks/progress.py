@@ -46,7 +46,7 @@ def judge(scene: Scene, facts: ProgressFacts) -> Line:
     findings = []
     if facts.given_up:
         reasons = tuple(f"{s.id}: {s.reason} ({s.failures} tries)" for s in facts.given_up[:10])
-        what = f"{len(facts.given_up)} samples were given up after their retries"
+        what = f"{counted(len(facts.given_up), 'sample')} given up after retries"
         findings.append(
             Finding(
                 "samples-set-aside",

@@ -63,7 +63,7 @@ def look(scene: Scene) -> AllServers:
             )
         )
     for url in serve.urls:
-        address = Address(url, key, serve.ca_file or "")
+        address = Address(url, key, serve.ca_file)
         answer = address.health(SECONDS)
         served = _served(address) if answer == "ok" else ()
         found.append(ServerFacts(url, answer, False, "", served, None, None, True))
@@ -90,7 +90,8 @@ def judge(scene: Scene, facts: AllServers) -> Line:
         return verdict("servers", [finding], "")
     if not facts.servers:
         return Line("servers", "skipped", "no server of eyas runs, and none is declared in serve.urls")
-    findings = [found for server in facts.servers if (found := _finding(server)) is not None]
+    judged = [_finding(server) for server in facts.servers]
+    findings = [found for found in judged if found is not None]
     evidence = [
         f"{s.url}: {s.state}, serves {', '.join(s.served) or 'unknown'}"
         + ("" if s.used_by is None else f", used by process {s.used_by}")

@@ -10,7 +10,7 @@ from typing import Any
 
 from eyas.base.errors import EyasError
 from eyas.base.seal import read_seal
-from eyas.base.units import format_count
+from eyas.base.units import counted
 from eyas.pipeline import verify
 from eyas.recovery.findings import Check, Finding, Line, Severity, verdict
 from eyas.recovery.scene import Scene
@@ -132,7 +132,7 @@ def judge(scene: Scene, facts: StoreFacts) -> Line:
         for row in facts.older
     ]
     how = "every hash" if facts.deep else "names, sizes and headers"
-    fine = f"{len(facts.rows)} segments, {format_count(facts.num_samples)} samples: {how} as written"
+    fine = f"{counted(len(facts.rows), 'segment')}, {counted(facts.num_samples, 'sample')}: {how} as written"
     return verdict("store", findings, fine, [row.as_text() for row in (*facts.rows, *facts.older)])
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eyas.base.errors import TargetError
-from eyas.base.units import format_bytes
+from eyas.base.units import counted, format_bytes
 from eyas.config.resolve import model_folder
 from eyas.recovery.findings import Check, Finding, Line, State, verdict
 from eyas.recovery.scene import Scene
@@ -86,7 +86,7 @@ def judge(scene: Scene, facts: WeightFacts) -> Line:
             mend=error.hint or "bring it back",
         )
         return verdict("weights", [finding], "")
-    said = f"{facts.num_files} files, {format_bytes(facts.num_bytes)}"
+    said = f"{counted(facts.num_files, 'file')}, {format_bytes(facts.num_bytes)}"
     changed = facts.recorded is not None and facts.found not in (None, facts.recorded)
     if changed or facts.resized:
         evidence = [f"{name}: another size than when it was hashed" for name in facts.resized]

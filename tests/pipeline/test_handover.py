@@ -1,0 +1,62 @@
+"""When extraction ends its todo list closes itself, and training begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from eyas.hosts.gpus import Gpu
+from eyas.pipeline.attempt import Attempt, attempt_folders, read_events
+from eyas.pipeline.handover import Handover
+from eyas.stages.project import Project
+from eyas.store.ledger import Ledger
+from eyas.store.todos import Phase, read_phases
+from tests.cli.command import eyas
+from tests.projects import make_project, tiny_target
+
+KEYS = ["capture", "servers", "gpus", "patches", "mapping", "training"]
+
+
+def phases(root: Path) -> list[Phase]:
+    with Ledger.open_read_only(root / "state" / "ledger.db") as ledger:
+        return [phase for phase in read_phases(ledger) if phase.name == "extraction"]
+
+
+def test_the_list_closes_itself_across_attempts(tmp_path: Path) -> None:
+    root = make_project(tmp_path / "p", tiny_target(tmp_path / "model"), count=4)
+    assert eyas("run", "--until", "extract", "--project", root).code == 0
+    (phase,) = phases(root)
+    assert [todo.id.partition("/")[2] for todo in phase.todos] == KEYS
+    assert [todo.status for todo in phase.todos] == ["completed"] * 5 + ["pending"]
+    assert phase.is_open
+    assert eyas("run", "--project", root).code == 0
+    (phase,) = phases(root)
+    assert (phase.is_open, phase.outcome) == (False, "handed over to training")
+    assert all(todo.status == "completed" and todo.evidence for todo in phase.todos)
+    assert phase.todos[-1].evidence == "attempt 2 started the stage train"
+    started = [
+        e["stage"] for e in read_events(attempt_folders(root / "logs")[1]) if e["event"] == "stage started"
+    ]
+    assert started[0] == "train"  # nothing that scans stands between
+
+
+class OneGpu:
+    def read(self) -> list[Gpu]:
+        return [Gpu(0, "fake", 80 * 10**9, 10**9, 0, ())]
+
+
+def test_gpu_memory_is_evidence_and_a_failed_step_does_not_stop_training(tmp_path: Path) -> None:
+    root = make_project(tmp_path / "p", tiny_target(tmp_path / "model"), count=4)
+    assert eyas("prepare", "--project", root).code == 0
+    (root / "state" / "servers.json").write_text("{}")  # a list of servers that cannot be read
+    with Ledger.open(root / "state" / "ledger.db") as ledger:
+        attempt = Attempt(root / "logs", 9, "run")
+        handover = Handover(Project.open(root), ledger, attempt, "run", OneGpu())
+        handover.open()
+        handover.captured()
+        handover.training_began()
+        attempt.close()
+    todos = {todo.id.partition("/")[2]: todo for todo in phases(root)[0].todos}
+    assert todos["gpus"].evidence == "used: GPU 0 1.0 GB"
+    assert todos["servers"].status == "blocked"
+    assert "damaged" in todos["servers"].evidence
+    assert todos["training"].status == "completed"

@@ -1,0 +1,155 @@
+"""The founding incident, replayed with real parts, and one command to bring it back.
+
+A run in a process of its own; its store on a filesystem image whose storage runs full underneath; kill -9;
+the store moved to another disk; files outside the project wiped; a stray server on all GPUs under a scripted
+systemctl whose stop hangs; samples missing, a segment cut, a bit flipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eyas.recovery.bench import Bench
+from eyas.recovery.doctor import diagnose
+from eyas.recovery.executor import recover
+from eyas.recovery.scene import Scene
+from eyas.stages.project import Project
+from eyas.store.ledger import Ledger
+from eyas.store.todos import read_phases
+from tests.cli.command import eyas_process
+from tests.faults.small import command, mounted, remount, tmpfs
+from tests.projects import outcome
+from tests.recovery.conftest import make_at
+from tests.recovery.incident import UNIT, GpusOf, alive, rogue, wait_until_idle
+from tests.recovery.machine import FakeHost
+
+SYSTEMCTL = """#!/bin/sh
+# a systemctl with one unit; its stop never comes back
+state="{state}"
+read active enabled < "$state"
+echo "$*" >> "{state}.asked"
+case "$*" in
+  *--user*) ;;
+  *list-units*) [ "$active" = active ] && echo "{unit} loaded active running a server" ;;
+  *list-unit-files*) [ "$enabled" = enabled ] && echo "{unit} enabled enabled" ;;
+  *show*) printf 'Id={unit}\\nActiveState=%s\\nUnitFileState=%s\\nMainPID=0\\n' $active $enabled
+          echo 'ExecStart={{ path=/opt/vllm ; argv[]=vllm serve kimi ; }}' ;;
+  *stop*) exec sleep 3600 ;;
+  *disable*) echo "inactive disabled" > "$state" ;;
+  *mask*) echo "inactive masked" > "$state" ;;
+esac
+exit 0
+"""
+
+
+@contextlib.contextmanager
+def ext4(folder: Path, image: Path, size: str) -> Iterator[Path]:
+    """A new filesystem in an image file, mounted on ``folder``."""
+    command("truncate", "-s", size, image)
+    command("mkfs.ext4", "-q", "-F", "-O", "^has_journal", image)
+    with mounted(folder, "-o", "loop", image):
+        yield folder
+
+
+def stored_segments(root: Path) -> int:
+    with contextlib.suppress(Exception), Ledger.open_read_only(root / "state" / "ledger.db") as ledger:
+        return len(ledger.segments())
+    return 0
+
+
+def until_full_and_killed(root: Path, below: Path) -> None:
+    """Run until the storage under the image has run full with a few segments on it; then kill -9."""
+    used = int(subprocess.check_output(["du", "-sk", str(below)]).split()[0])
+    room = 150
+    remount(below, f"size={used + room}k")
+    run = eyas_process("run", "--project", root, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 240
+        while stored_segments(root) < 4 and run.poll() is None:
+            assert time.monotonic() < deadline, "the run does not store anything"
+            time.sleep(0.5)
+            if stored_segments(root) < 4 and (root / "store" / "store.json").exists():
+                room += 60
+                remount(below, f"size={used + room}k")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(run.pid, signal.SIGKILL)
+        run.communicate()
+    print(f"storage ran full {room} KiB after the start, {stored_segments(root)} segments by the ledger")
+
+
+def damage(root: Path) -> None:
+    """Two samples missing, one segment cut, one bit flipped; all segments older than this boot."""
+    segments = sorted((root / "store" / "segments").glob("*.safetensors"))
+    os.truncate(segments[0], segments[0].stat().st_size // 2)
+    data = bytearray(segments[1].read_bytes())
+    data[-30] ^= 8
+    segments[1].write_bytes(bytes(data))
+    with sqlite3.connect(root / "state" / "ledger.db") as connection:
+        connection.execute(
+            "DELETE FROM samples WHERE id IN (SELECT id FROM samples WHERE state <> 'stored' LIMIT 2)"
+        )
+        connection.execute("UPDATE segments SET committed_at = '2020-01-01T00:00:00.000Z'")
+    connection.close()
+
+
+@pytest.mark.timeout(900)
+def test_one_command_brings_the_incident_back(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.getuid() != 0:
+        pytest.skip("mounts need root")
+    expected: dict[str, Any] = outcome(finished / "p")
+    root = make_at(tmp_path / "world", finished / "model")
+    config = (root / "eyas.toml").read_text()
+    config = config.replace("[disk]\n", "[disk]\nlook_again_seconds = 0.2\n").replace('"1MB"', '"10kB"')
+    (root / "eyas.toml").write_text(config.replace('"2MB"', '"20kB"'))
+    store = root / "store"
+    copied = tmp_path / "copied"
+    with tmpfs(tmp_path / "below", "size=64m") as below, ext4(store, below / "old.img", "24M"):
+        until_full_and_killed(root, below)
+        remount(below, "size=64m")  # the storage gets room again, and the disk is moved
+        shutil.copytree(store, copied, ignore=shutil.ignore_patterns("lost+found"))
+    (root.parent / "outside" / "extract-helper.py").unlink()
+    with tmpfs(tmp_path / "elsewhere", "size=64m") as elsewhere, ext4(store, elsewhere / "new.img", "32M"):
+        shutil.copytree(copied, store, dirs_exist_ok=True)
+        damage(root)
+        state, tools = tmp_path / "unit", tmp_path / "tools"
+        state.write_text("active enabled\n")
+        tools.mkdir()
+        (tools / "systemctl").write_text(SYSTEMCTL.format(state=state, unit=UNIT))
+        (tools / "systemctl").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+        with rogue(ignore_term=True) as pid:
+            host = FakeHost()
+            host.commands.clear()  # systemctl is the script on PATH, disks are the real ones
+            host.files = {f"/proc/{pid}/cgroup": f"0::/system.slice/{UNIT}\n"}
+            scene = Scene(Project.open(root), host, GpusOf(pid))
+            codes = {finding.code for finding in diagnose(scene).findings}
+            print("found", sorted(codes))
+            assert codes >= {
+                "attempt-killed", "service-holds-gpus", "segment-damaged", "samples-missing", "file-missing",
+                "store-moved",
+            }  # fmt: skip
+            result = recover(Bench(scene.again(), may_stop_services=True, say=print))
+            assert not alive(pid)
+        wait_until_idle(root, 600)
+        assert [f"{todo.id}: {todo.evidence}" for todo in result.left] == []
+        assert outcome(root) == expected
+        with Ledger.open_read_only(root / "state" / "ledger.db") as ledger:
+            todos = next(p for p in read_phases(ledger) if p.name == "recovery").todos
+        assert all(todo.status == "completed" and todo.evidence for todo in todos)
+        assert state.read_text() == "inactive masked\n"
+        after = diagnose(Scene(Project.open(root), host, GpusOf(pid), deep=True))
+        assert {f.code for f in after.findings} <= {"on-wiped-filesystem"}, [f.what for f in after.findings]
