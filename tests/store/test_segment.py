@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eyas.base.errors import CaptureInvalid, FormatTooNew, SegmentDamaged
-from eyas.store import segment_header
+from eyas.store import segment, segment_header
 from eyas.store.commit import write_segment
 from eyas.store.samples import last_rows, sample_id
 from eyas.store.segment import CapturedSample, SegmentReader, encode_segment, verify_segment
@@ -216,6 +218,42 @@ def test_a_newer_format_is_not_damage(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_sample_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="twice"):
         encode_segment([captured(1), captured(1)], "r")
+
+
+@pytest.mark.parametrize("chunk", [64, 1000, 1 << 20])
+def test_an_unreadable_place_costs_only_its_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    """Each 64 bytes of the data in turn cannot be read, whatever else is asked for in the same call."""
+    path = write(tmp_path, [captured(seed) for seed in range(4)])
+    header, real, faults = read_header(path), os.preadv, 0
+    monkeypatch.setattr(segment, "_HASH_BYTES", chunk)
+    assert verify_segment(path, header) == {}
+    for bad in range(header.data_start, header.num_bytes, 64):
+        hits = [0]
+
+        def failing(
+            descriptor: int, buffers: list[memoryview], at: int, bad: int = bad, hits: list[int] = hits
+        ) -> int:
+            if at < bad + 64 and bad < at + len(buffers[0]):
+                hits[0] += 1
+                raise OSError(errno.EIO, "Input/output error")
+            return real(descriptor, buffers, at)
+
+        monkeypatch.setattr(segment.os, "preadv", failing)
+        found = verify_segment(path, header)
+        monkeypatch.setattr(segment.os, "preadv", real)
+        start, end = bad - header.data_start, bad - header.data_start + 64
+        touched = {
+            name.partition("/")[0]
+            for name, entry in header.tensors.items()
+            if entry.start < end and start < entry.end
+        }
+        assert found.keys() == touched
+        assert all("Input/output error" in why for why in found.values())
+        faults += hits[0] > 0
+    print(f"{faults} unreadable places")
+    assert faults == -(-(header.num_bytes - header.data_start) // 64)
 
 
 def test_never_overwrites(tmp_path: Path) -> None:
