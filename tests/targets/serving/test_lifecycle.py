@@ -293,6 +293,18 @@ def test_a_server_left_by_a_killed_run_is_adopted_after_the_same_proof(root: Pat
     assert projects.processes_of(root) == set()
 
 
+def test_of_more_servers_than_are_wanted_the_rest_is_stopped(root: Path) -> None:
+    projects.make(root, serve="replicas = 3")
+    orphan(root, "generate")
+    assert len(projects.processes_of(root)) == 3
+    text = (root / "eyas.toml").read_text()
+    (root / "eyas.toml").write_text(text.replace("replicas = 3", "replicas = 1"))
+    with projects.open_servers(root, "generate") as servers:
+        assert len(servers.urls) == 1
+        assert len(projects.processes_of(root)) == 1
+    assert projects.processes_of(root) == set()
+
+
 def test_a_server_left_in_another_mode_is_stopped_first(root: Path) -> None:
     projects.make(root)
     url = orphan(root, "capture")
