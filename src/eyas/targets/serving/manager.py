@@ -206,7 +206,12 @@ class Servers:
 
     def _find_or_start(self, num_replicas: int) -> None:
         starter, launch = self._starter, self._starter.launch
-        left = {record.index: record for record in self._clear_the_way(launch)}
+        left: dict[int, ServerRecord] = {}
+        for record in self._clear_the_way(launch):
+            if record.index < num_replicas and record.index not in left:
+                left[record.index] = record
+            elif not record.keep:  # fewer are wanted than an earlier run had
+                stop_server(record, starter.book, starter.serve.stop_seconds, starter.clock)
         sweep_orphans(starter.base, starter.project)
         for index in range(num_replicas):
             if index in left:

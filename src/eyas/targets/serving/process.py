@@ -86,11 +86,13 @@ class EngineProcess:
         """Everything of this server that runs now, wherever it stands in the process tree."""
         found: set[ProcessIdentity] = set()
         leader = self.identity
+        # once the leader is gone its number may be another group's; the marker is never anybody else's
+        group_is_ours = ProcessIdentity.of(leader.pid) == leader
         for pid in psutil.pids():
             identity = ProcessIdentity.of(pid)
-            if identity.started_ticks < leader.started_ticks or not is_running(pid):
+            if not is_running(pid):
                 continue
-            if identity == leader or self._in_group(pid) or self._marked(pid):
+            if identity == leader or (group_is_ours and self._in_group(pid)) or self._marked(pid):
                 found.add(identity)
         return found
 
