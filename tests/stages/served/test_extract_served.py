@@ -302,7 +302,7 @@ def test_random_schedules_add_up_and_store_nothing_wrong(
     ]
     faults = []
     for kind in random.sample(kinds, 5):
-        at = random.randrange(1, num_samples(project) + 2)
+        at = random.randrange(1, 6)  # early enough to come, whatever share the faulty server gets
         faults.append(f"{kind}@{at}" + (":0.3" if kind == "returns" else ""))
     print(f"seed {seed}: {faults}")
     engine = random.choice(ENGINES)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from eyas.base.errors import TargetError
+from eyas.targets.fake.dumps import States, TinyModel
 from eyas.targets.server.capturing import Prompt, Taken
 from eyas.targets.server.settings import ClientSettings
 from eyas.targets.server.target import Failed, ServedTarget
@@ -183,3 +187,25 @@ def test_a_server_that_dies_is_started_again_by_its_keeper(tiny: Tiny, tmp_path:
             assert server.caused == {"dies": 1}
             assert keeper.restarts == [0]
         assert sorted(taken) == sorted(tiny.prompts)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_server_that_lies_about_its_layers_is_unmasked_by_the_canary(
+    engine: Engine, tiny: Tiny, tmp_path: Path
+) -> None:
+    """Every dump claims the right layers and holds those below; only numbers can tell."""
+
+    class Liar(TinyModel):
+        def states(self, tokens: Sequence[int], layers: Sequence[int] | None = None) -> States:
+            below = super().states(tokens, [layer - 1 for layer in self.layers])
+            return replace(below, layers=self.layers)
+
+    model = Liar(tiny.target, tiny.rules.layers, before_norm=engine == "vllm")
+    with fake_server(model, tiny.folder, engine, tmp_path / "dumps") as server:
+        target = ServedTarget(
+            keeper_of(server), tiny.rules, tiny.canary, tiny.heads, tiny.folder, PATIENT, 100, tmp_path, print
+        )
+        with target, pytest.raises(TargetError, match="does not give what the target would") as error:
+            target.open()
+    assert "layer 0 fits best" in str(error.value.why)
+    assert server.requests == 3, "a proof is tried three times"
