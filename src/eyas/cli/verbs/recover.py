@@ -117,12 +117,7 @@ def summary(result: Recovery, scene: Scene) -> list[str]:
     if view.running is not None:
         run = f"eyas {view.running.verb}, process {view.running.pid}: {view.running.stage or 'starting'}"
     else:
-        last = view.last_attempt or {}
-        run = (
-            "nothing runs; everything is done"
-            if not view.next_command
-            else f"stopped ({last.get('outcome')})"
-        )
+        run = f"nothing runs; {f'next: {view.next_command}' if view.next_command else 'everything is done'}"
     aside = sum(1 for _ in scene.layout.set_aside.glob("*.reason.json"))
     left = "nothing" if not result.left else "; ".join(f"{todo.content}" for todo in result.left[:2])
     more = f" and {len(result.left) - 2} more" if len(result.left) > 2 else ""
@@ -146,4 +141,4 @@ def _next(result: Recovery, suffix: str) -> str | None:
     if result.left:
         service = next((t for t in result.left if "--yes-stop-services" in t.evidence), None)
         return f"eyas recover --yes-stop-services{suffix}" if service else f"eyas todo{suffix}"
-    return f"eyas status{suffix}"
+    return f"eyas recover --dry-run{suffix}" if result.after.findings else f"eyas status{suffix}"
