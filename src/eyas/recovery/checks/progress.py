@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eyas.base.units import format_count
+from eyas.base.units import counted, format_count
 from eyas.recovery.findings import Check, Finding, Line, verdict
 from eyas.recovery.scene import Scene
 from eyas.store.ledger import FailedSample
