@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from eyas.base.errors import RecoveryIncomplete
 from eyas.base.units import counted, format_bytes, format_count
 from eyas.cli.common import Common
 from eyas.cli.output import folded, next_command, note, print_json, table
@@ -10,7 +9,7 @@ from eyas.cli.progress import listener
 from eyas.recovery.bench import Bench
 from eyas.recovery.executor import Recovery, planned
 from eyas.recovery.executor import recover as carry_out
-from eyas.recovery.findings import Finding
+from eyas.recovery.findings import DAMAGE_EXIT, Finding
 from eyas.recovery.plan import Step, notes
 from eyas.recovery.scene import Scene
 from eyas.report.status import project_status
@@ -29,7 +28,8 @@ def recover(
 
     Nothing is deleted: what is damaged moves to set-aside/. May be killed and called again at any time.
     Services of others are stopped, disabled and masked only with --yes-stop-services or a line in
-    recovery.may_stop; otherwise their todo is blocked and says which command to run.
+    recovery.may_stop; otherwise their todo is blocked and says which command to run. Exit code 14 says that
+    todos are left.
 
     Args:
         dry_run: print the plan and change nothing.
@@ -52,7 +52,7 @@ def recover(
         for line in summary(result, scene):
             print(folded(line, 10))
         next_command(_next(result, common.suffix))
-    return RecoveryIncomplete.exit_code if result.left else 0
+    return DAMAGE_EXIT if result.left else 0
 
 
 def _show_plan(scene: Scene, common: Common) -> int:
