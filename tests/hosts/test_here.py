@@ -7,6 +7,7 @@ import time
 
 import psutil
 
+from eyas.base.clock import boot_id
 from eyas.hosts.disks import filesystem_of
 from eyas.hosts.host import Here
 from eyas.hosts.processes import list_processes, owner_of
@@ -28,6 +29,10 @@ def test_a_command_that_is_not_there() -> None:
     result = Here().run(["no-such-command-of-eyas"])
     assert result.code == 127
     assert "not found" in result.explain()
+
+
+def test_the_boot_is_known() -> None:
+    assert Here().read_text("/proc/sys/kernel/random/boot_id").strip() == boot_id()
 
 
 def test_a_filesystem_by_its_longest_mount_point() -> None:

@@ -33,6 +33,11 @@ def test_the_list_closes_itself_across_attempts(tmp_path: Path) -> None:
     assert (phase.is_open, phase.outcome) == (False, "handed over to training")
     assert all(todo.status == "completed" and todo.evidence for todo in phase.todos)
     assert phase.todos[-1].evidence == "attempt 2 started the stage train"
+    with Ledger.open_read_only(root / "state" / "ledger.db") as ledger:
+        training = [phase for phase in read_phases(ledger) if phase.name == "training"]
+    assert [(phase.id, phase.outcome) for phase in training] == [("training-2", "exported")]
+    assert [todo.id.partition("/")[2] for todo in training[0].todos] == ["train", "evaluate", "export"]
+    assert all(todo.status == "completed" and todo.evidence for todo in training[0].todos)
     started = [
         e["stage"] for e in read_events(attempt_folders(root / "logs")[1]) if e["event"] == "stage started"
     ]

@@ -138,9 +138,10 @@ def test_one_command_brings_the_incident_back(
             scene = Scene(Project.open(root), host, GpusOf(pid))
             codes = {finding.code for finding in diagnose(scene).findings}
             print("found", sorted(codes))
+            # how the run ended is by chance: killed while it waited, or by the disk's own error
             assert codes >= {
-                "attempt-killed", "service-holds-gpus", "segment-damaged", "samples-missing", "file-missing",
-                "store-moved",
+                "service-holds-gpus", "segment-damaged", "samples-missing", "file-missing",
+                "store-moved", "store-unhashed",
             }  # fmt: skip
             result = recover(Bench(scene.again(), may_stop_services=True, say=print))
             assert not alive(pid)

@@ -21,7 +21,6 @@ EyasError                      exit  1
 │   └── SegmentDamaged
 ├── StorageFailed              exit 14   the disk does not read or write
 ├── StoreNotMounted            exit 14   the store's disk is not where it was
-├── RecoveryIncomplete         exit 14   something that eyas may not or cannot mend is left
 ├── GateFailed                 exit 15
 ├── CaptureInvalid             exit  1   states that must not be stored
 ├── TrainingDiverged           exit  1   too many steps without a finite loss
@@ -188,12 +187,6 @@ class StorageFailed(EyasError):
 
 class StoreNotMounted(EyasError):
     """The store is empty and lies on another disk than before: its own is not mounted."""
-
-    exit_code = 14
-
-
-class RecoveryIncomplete(EyasError):
-    """Todos are left that need a permission, a person, or a machine that works."""
 
     exit_code = 14
 

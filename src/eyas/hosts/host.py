@@ -17,6 +17,7 @@ from typing import IO, Protocol
 NOT_FOUND = 127
 DEFAULT_SECONDS = 10.0
 _MOST_OUTPUT_BYTES = 4 << 20
+_BLOCK_BYTES = 64 << 10
 _KILL_PATIENCE_SECONDS = 1.0
 
 
@@ -148,5 +149,9 @@ class Here:
         return subprocess.call(list(argv), stdin=subprocess.DEVNULL)
 
     def read_text(self, path: str) -> str:
-        with open(Path(path), "rb") as file:
-            return file.read(_MOST_OUTPUT_BYTES).decode(errors="replace")
+        content = bytearray()
+        with open(Path(path), "rb", buffering=0) as file:
+            # the kernel refuses to give a file of /proc/sys to a read of megabytes
+            while len(content) < _MOST_OUTPUT_BYTES and (block := file.read(_BLOCK_BYTES)):
+                content += block
+        return content.decode(errors="replace")

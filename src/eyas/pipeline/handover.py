@@ -7,6 +7,7 @@ last capture and the first training step.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from eyas.base.errors import EyasError
@@ -50,7 +51,19 @@ class Handover:
         self._phase = self._training = ""
 
     def began(self, stage: str) -> None:
-        """A stage starts: its phase opens or goes on, and the one before it closes."""
+        """A stage starts: its phase opens or goes on, and the one before it closes.
+
+        The list is kept for people: one that cannot be written (disk full) does not end the work.
+        """
+        with suppress(EyasError):
+            self._began(stage)
+
+    def ended(self, stage: str, numbers: Mapping[str, object]) -> None:
+        """A stage ended well."""
+        with suppress(EyasError):
+            self._ended(stage, numbers)
+
+    def _began(self, stage: str) -> None:
         if stage == "extract":
             self.open()
         elif stage == "train":
@@ -59,11 +72,10 @@ class Handover:
             self._training = self._open_training(stage)
             self._stage_is(stage, "in_progress", f"attempt {self.attempt.number}")
 
-    def ended(self, stage: str, numbers: Mapping[str, object]) -> None:
-        """A stage ended well."""
+    def _ended(self, stage: str, numbers: Mapping[str, object]) -> None:
         if stage == "extract":
             self.captured()
-        elif stage in _TRAINING_STAGES:
+        elif self._training and stage in _TRAINING_STAGES:
             self._stage_is(stage, "completed", ", ".join(f"{key} {value}" for key, value in numbers.items()))
             if stage == "export":
                 self._book.close_phase(self._training, "exported")

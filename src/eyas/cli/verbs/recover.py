@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from eyas.base.errors import RecoveryIncomplete
 from eyas.base.units import counted, format_bytes, format_count
 from eyas.cli.common import Common
 from eyas.cli.output import folded, next_command, note, print_json, table
@@ -10,7 +9,7 @@ from eyas.cli.progress import listener
 from eyas.recovery.bench import Bench
 from eyas.recovery.executor import Recovery, planned
 from eyas.recovery.executor import recover as carry_out
-from eyas.recovery.findings import Finding
+from eyas.recovery.findings import DAMAGE_EXIT, Finding
 from eyas.recovery.plan import Step, notes
 from eyas.recovery.scene import Scene
 from eyas.report.status import project_status
@@ -29,7 +28,8 @@ def recover(
 
     Nothing is deleted: what is damaged moves to set-aside/. May be killed and called again at any time.
     Services of others are stopped, disabled and masked only with --yes-stop-services or a line in
-    recovery.may_stop; otherwise their todo is blocked and says which command to run.
+    recovery.may_stop; otherwise their todo is blocked and says which command to run. Exit code 14 says that
+    todos are left.
 
     Args:
         dry_run: print the plan and change nothing.
@@ -52,7 +52,7 @@ def recover(
         for line in summary(result, scene):
             print(folded(line, 10))
         next_command(_next(result, common.suffix))
-    return RecoveryIncomplete.exit_code if result.left else 0
+    return DAMAGE_EXIT if result.left else 0
 
 
 def _show_plan(scene: Scene, common: Common) -> int:
@@ -117,8 +117,7 @@ def summary(result: Recovery, scene: Scene) -> list[str]:
     if view.running is not None:
         run = f"eyas {view.running.verb}, process {view.running.pid}: {view.running.stage or 'starting'}"
     else:
-        outcome = "unknown" if view.last_attempt is None else view.last_attempt.outcome
-        run = f"stopped ({outcome})" if view.next_command else "nothing runs; everything is done"
+        run = f"nothing runs; {f'next: {view.next_command}' if view.next_command else 'everything is done'}"
     aside = sum(1 for _ in scene.layout.set_aside.glob("*.reason.json"))
     left = "nothing" if not result.left else "; ".join(f"{todo.content}" for todo in result.left[:2])
     more = f" and {len(result.left) - 2} more" if len(result.left) > 2 else ""
@@ -142,4 +141,4 @@ def _next(result: Recovery, suffix: str) -> str | None:
     if result.left:
         service = next((t for t in result.left if "--yes-stop-services" in t.evidence), None)
         return f"eyas recover --yes-stop-services{suffix}" if service else f"eyas todo{suffix}"
-    return f"eyas status{suffix}"
+    return f"eyas recover --dry-run{suffix}" if result.after.findings else f"eyas status{suffix}"

@@ -7,7 +7,7 @@ from eyas.cli.common import Common
 from eyas.cli.output import folded, next_command, note, print_json
 from eyas.store.ledger import Ledger
 from eyas.store.ledger_history import Todo
-from eyas.store.todos import OPEN_STATUSES, Phase, as_todo_list, history, read_phases
+from eyas.store.todos import Phase, as_todo_list, history, read_phases
 
 _MARKS = {"completed": "+", "in_progress": "~", "pending": ".", "blocked": "!", "cancelled": "-"}
 
@@ -40,7 +40,7 @@ def todo(
         print("\n".join(folded(line, 6) for line in render(phase, changes)))
     if not phases:
         note("no todos yet")
-    is_left = any(todo.status in OPEN_STATUSES for phase in phases if phase.is_open for todo in phase.todos)
+    is_left = any(phase.is_open and phase.name == "recovery" for phase in phases)
     next_command(f"eyas recover{common.suffix}" if is_left else f"eyas status{common.suffix}")
     return 0
 

@@ -39,10 +39,10 @@ def judge(scene: Scene, facts: ProgressFacts) -> Line:
     total = sum(facts.counts.values())
     if not total:
         return Line("progress", "skipped", "no sample is listed yet")
-    states = ", ".join(
+    by_state = ", ".join(
         f"{count} {state.replace('_', ' ')}" for state, count in facts.counts.items() if count
     )
-    evidence = [f"ledger: {states}", *([f"log: {facts.log}"] if facts.log else [])]
+    evidence = [f"ledger: {by_state}", *([f"log: {facts.log}"] if facts.log else [])]
     findings = []
     if facts.given_up:
         reasons = tuple(f"{s.id}: {s.reason} ({s.failures} tries)" for s in facts.given_up[:10])
