@@ -162,6 +162,8 @@ def _extract(
     from eyas.base.progress import SilentProgress
     from eyas.base.seal import sealed_folder
     from eyas.base.stop import StopFlag
+    from eyas.stages.extract.left import find_left
+    from eyas.stages.extract.pace import Pace
     from eyas.stages.extract.stage import capture_recipe
     from eyas.stages.project import Project
     from eyas.stages.protocol import RunContext
@@ -177,11 +179,13 @@ def _extract(
     with sealed_folder(project.layout.samples, {"num_samples": len(samples)}) as inside:
         write_samples(inside, samples)
     with Ledger.open(project.layout.ledger) as ledger:
-        items = work._list_samples(project.layout, ledger)
+        left = find_left(project.layout, ledger, arguments.batch_tokens, SilentProgress())
+        items = work._read_items(project.layout, left)
         recipe = capture_recipe(project, "benchmark", str(target.dtype).removeprefix("torch."))
         context = RunContext(ledger, SilentProgress(), StopFlag(), 1)
         started = _now()
-        num_bytes = work._capture_all(project, context, recipe, target, items)
+        pace = Pace(None, 0, SilentProgress())
+        num_bytes = work._capture_all(project, context, recipe, target, left, items, pace)
         seconds = _since(started)
         stored = ledger.counts()["stored"].samples
     if stored != len(samples):
