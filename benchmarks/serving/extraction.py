@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 SERVE = {
     "vllm": """
@@ -82,6 +84,7 @@ def measure(name: str, engine: str, limit: float, arguments: argparse.Namespace)
     num_tokens = sum(len(sample.tokens) for sample in samples)
     captured: list[float] = []
     bare: list[float] = []
+    cpu: dict[str, list[float]] = {"bare": [], "captured": []}
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         project = _project(place / "capture", engine, arguments, samples)
@@ -97,10 +100,14 @@ def measure(name: str, engine: str, limit: float, arguments: argparse.Namespace)
                 engine, others.servers[0], prompts[:4], arguments.in_flight
             )  # the first pays for warming up
             for number in range(arguments.rounds):
+                before = _cpu_seconds(others.servers[0].pid)
                 seconds = _bare(engine, others.servers[0], prompts, arguments.in_flight)
                 bare.append(num_tokens / seconds)
+                cpu["bare"].append(num_tokens / (_cpu_seconds(others.servers[0].pid) - before))
+                before = _cpu_seconds(capture_servers.servers[0].pid)
                 seconds = _capture(project, capture_servers, number)
                 captured.append(num_tokens / seconds)
+                cpu["captured"].append(num_tokens / (_cpu_seconds(capture_servers.servers[0].pid) - before))
                 _say(f"round {number + 1}: prefill {bare[-1]:,.0f}, extraction {captured[-1]:,.0f} tokens/s")
     ratio = max(captured) / max(bare)
     return {
@@ -119,8 +126,15 @@ def measure(name: str, engine: str, limit: float, arguments: argparse.Namespace)
             "model": arguments.model.name,
             "prefill_tokens_per_second": [round(rate, 1) for rate in bare],
             "extract_tokens_per_second": [round(rate, 1) for rate in captured],
+            "ratio_by_cpu_seconds_of_the_server": round(max(cpu["captured"]) / max(cpu["bare"]), 3),
         },
     }
+
+
+def _cpu_seconds(pid: int) -> float:
+    """CPU seconds of a server's processes so far; steadier than the clock beside other work."""
+    root = psutil.Process(pid)
+    return sum(sum(one.cpu_times()[:2]) for one in [root, *root.children(recursive=True)])
 
 
 def _say(line: str) -> None:
