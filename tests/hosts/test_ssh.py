@@ -150,6 +150,10 @@ def test_push_run_there_and_follow(server: Server, peer: Ssh, tmp_path: Path) ->
     status = call("status", "--host", "box", "--json")
     stages = {stage["name"]: stage["state"] for stage in json.loads(status.stdout)["stages"]}
     assert set(stages.values()) == {"done"}, status.stdout
+    asked = call("logs", "--host", "box")
+    assert asked.returncode == 0
+    todo = call("todo", "--host", "box")
+    assert f"next: eyas status --host box --project {root}" in todo.stderr
     doctor = call("doctor", "--host", "box", "--json")
     checks = {check["check"]: check["state"] for check in json.loads(doctor.stdout)["checks"]}
     assert checks["store"] == "ok"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from cyclopts import Parameter
 
 from eyas.stages.project import Project
+
+SUFFIX_VARIABLE = "EYAS_SUFFIX"
+"""Set for a verb that is done on another host: how the person who asked for it has to ask again."""
 
 
 @Parameter(name="*")
@@ -33,5 +37,8 @@ class Common:
 
     @property
     def suffix(self) -> str:
-        """What to add to a suggested command so that it finds the same project."""
-        return "" if self.project == Path() else f" --project {self.project}"
+        """What to add to a suggested command so that it finds the same project on the same host."""
+        if told := os.environ.get(SUFFIX_VARIABLE):
+            return f" {told}"
+        host = "" if self.host is None else f" --host {self.host}"
+        return host + ("" if self.project == Path() else f" --project {self.project}")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eyas.base.errors import HostUnreachable
+from eyas.cli.common import SUFFIX_VARIABLE
 from eyas.cli.words import value_of, without
 from eyas.config.load import load_config
 from eyas.hosts.declared import declared, open_host
@@ -30,4 +31,6 @@ def forward(words: Sequence[str], name: str) -> int | None:
             return None
         raise HostUnreachable(f"this eyas is not on {name}", where=folder, hint=f"eyas push --host {name}")
     rest = without(without(words, "--host"), "--project")
-    return host.stream(command(spec, folder, [*rest, "--project", project_place(spec)]))
+    again = f"--host {name}" + (f" --project {project}" if (project := value_of(words, "--project")) else "")
+    there = command(spec, folder, [*rest, "--project", project_place(spec)])
+    return host.stream(["env", f"{SUFFIX_VARIABLE}={again}", *there])

@@ -37,7 +37,7 @@ def push(
             print_json({"host": spec.name, "project": place, "files": names})
         else:
             print("\n".join(names))
-            next_command(f"eyas push --host {spec.name}{common.suffix}")
+            next_command(f"eyas push{common.suffix}")
         return 0
     say = (lambda text: None) if common.json else note
     host = open_host(spec)
@@ -62,5 +62,5 @@ def push(
     if started:
         note(started)
     then = "logs --follow" if run else "run --detach"
-    next_command(f"eyas {then} --host {spec.name}{common.suffix}")
+    next_command(f"eyas {then}{common.suffix}")
     return 0
