@@ -180,7 +180,7 @@ def _extract(
         write_samples(inside, samples)
     with Ledger.open(project.layout.ledger) as ledger:
         left = find_left(project.layout, ledger, arguments.batch_tokens, SilentProgress())
-        items = work._read_items(project.layout, left)
+        items = work._read_items(project.layout, (name for batch in left.batches() for name in batch))
         recipe = capture_recipe(project, "benchmark", str(target.dtype).removeprefix("torch."))
         context = RunContext(ledger, SilentProgress(), StopFlag(), 1)
         started = _now()
