@@ -76,7 +76,7 @@ def test_a_finished_project_counts_what_the_folder_holds(finished: Path) -> None
     assert (stages["regenerate"]["samples"], stages["regenerate"]["tokens"]) == (samples, tokens)
     on_disk = sum(p.stat().st_size for p in (finished / "store").rglob("*") if p.is_file())
     assert stages["extract"]["bytes"] == on_disk
-    everything = sum(p.lstat().st_size for p in finished.rglob("*") if p.is_file() or p.is_symlink())
+    everything = sum(p.stat().st_size for p in finished.rglob("*") if p.is_file() and not p.is_symlink())
     assert view["disk"]["used_bytes"] == everything
     rows = [json.loads(line) for line in (finished / "drafter" / "metrics.jsonl").read_text().splitlines()]
     last = [row for row in rows if row["kind"] == "train"][-1]

@@ -26,6 +26,8 @@ _VERBS = {
     "status": ("status:status", "Where every stage stands and what comes next.", EVERYDAY),
     "stop": ("stop:stop", "Ask the running eyas to save its state and end.", EVERYDAY),
     "logs": ("logs:logs", "Events of an attempt; --follow goes on as they come.", EVERYDAY),
+    "report": ("report:report", "Write data, runs, training and results into one file.", EVERYDAY),
+    "dashboard": ("dashboard:dashboard", "Show the project as a live page in a browser.", EVERYDAY),
     "prepare": ("stage:prepare", "Read, render, split and count the data.", STAGE),
     "regenerate": ("stage:regenerate", "Let the target answer every prompt itself.", STAGE),
     "extract": ("stage:extract", "Capture hidden states into the store.", STAGE),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 def print_json(value: object) -> None:
     """One JSON object on stdout."""
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+    sys.stdout.flush()
 
 
 def print_error(error: EyasError, as_json: bool) -> None:

@@ -9,6 +9,7 @@ from eyas.report.now import LastAttempt, Running
 from eyas.report.stage_status import StageStatus
 from eyas.report.status import ProjectStatus
 from eyas.report.training_status import TrainingStatus
+from eyas.report.words import at_minute, time_left_text
 
 _SHOWN_FAILURES, _SHOWN_FILES, _SHOWN_MESSAGES = 5, 3, 2
 _MARKS = {"done": "+", "skipped": "-", "partial": "~", "pending": ".", "waiting": ".", "stale": "!"}
@@ -82,7 +83,7 @@ def _stage_cells(stage: StageStatus, is_running: bool) -> list[str]:
 
 
 def _running_lines(running: Running) -> list[str]:
-    lines = [f"eyas {running.verb}, process {running.pid} on {running.host}, since {_clock(running.since)}"]
+    lines = [f"eyas {running.verb}, process {running.pid} on {running.host}, since {at_minute(running.since)} UTC"]
     if running.stage:
         share = f" ({100 * running.done / running.total:.0f}%)" if running.total else ""
         lines.append(
@@ -96,31 +97,6 @@ def _running_lines(running: Running) -> list[str]:
     if running.silent_seconds is not None:
         lines.append(f"last event {format_seconds(running.silent_seconds)} ago")
     return _block("running", lines)
-
-
-def time_left_text(running: Running) -> str:
-    """``12 min to 15 min left``, or nothing when nobody can say."""
-    low, high = running.seconds_left_low, running.seconds_left_high
-    if running.seconds_left is None or running.done >= running.total:
-        return ""
-    if low is None:
-        return "too early to say how long"
-    if high is None:
-        return f"{rough_seconds(low)} left or much more: it hardly moves"
-    if rough_seconds(low) == rough_seconds(high):
-        return f"about {rough_seconds(low)} left"
-    return f"{rough_seconds(low)} to {rough_seconds(high)} left"
-
-
-def rough_seconds(seconds: float) -> str:
-    """A duration as precise as an estimate deserves: ``40 s``, ``12 min``, ``3.5 h``, ``2.1 d``."""
-    if seconds < 55:
-        return f"{max(5, 5 * round(seconds / 5))} s"
-    if seconds < 5400:
-        return f"{max(1, round(seconds / 60))} min"
-    if seconds < 129_600:
-        return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 86_400:.1f} d"
 
 
 def _attempt_lines(last: LastAttempt | None, count: int) -> list[str]:
@@ -189,11 +165,6 @@ def _block(label: str, lines: list[str]) -> list[str]:
 
 def _rate(rate: float) -> str:
     return format_count(rate) if rate >= 10 else f"{rate:.2g}"
-
-
-def _clock(at: str) -> str:
-    """``2026-11-30 03:12`` of a time in UTC."""
-    return f"{at[:10]} {at[11:16]} UTC" if len(at) >= 16 and at[10] == "T" else at
 
 
 def _cut(line: str, width: int) -> str:
