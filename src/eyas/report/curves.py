@@ -68,15 +68,28 @@ def training_view(project: Project) -> TrainingView | None:
     return None
 
 
+def training_rows(path: Path, kind: str) -> list[dict[str, Any]]:
+    """Rows of one kind by step; of a step that was done twice the later row. Empty without a file."""
+    with contextlib.suppress(OSError):
+        return list(_by_step(path.read_bytes()).get(kind, {}).values())
+    return []
+
+
+def _by_step(content: bytes) -> dict[str, dict[int, dict[str, Any]]]:
+    """Rows by kind and step, steps rising; what is no whole row is left out."""
+    rows: dict[str, dict[int, dict[str, Any]]] = {}
+    for line in content.split(b"\n"):
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            row = json.loads(line)
+            rows.setdefault(row["kind"], {})[int(row["step"])] = row
+    return {kind: dict(sorted(found.items())) for kind, found in rows.items()}
+
+
 @lru_cache(maxsize=8)
 def _read(path: Path, size: int, _mtime: int) -> TrainingView | None:
-    rows: dict[str, dict[int, dict[str, Any]]] = {}
     with open(path, "rb") as file:
-        for line in file.read(size).split(b"\n"):
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                row = json.loads(line)
-                rows.setdefault(row["kind"], {})[int(row["step"])] = row
-    trained = [rows["train"][step] for step in sorted(rows.get("train", {}))]
+        rows = _by_step(file.read(size))
+    trained = list(rows.get("train", {}).values())
     if not trained:
         return None
     saved = rows.get("checkpoint", {}).values()
@@ -130,8 +143,7 @@ def _wait_share(rows: Sequence[dict[str, Any]]) -> float:
 
 def _validations(rows: dict[int, dict[str, Any]]) -> list[ValidationPoint]:
     found = []
-    for step in sorted(rows):
-        row = rows[step]
+    for step, row in rows.items():
         with contextlib.suppress(KeyError, TypeError, ValueError):
             lists = {
                 key: tuple(float(x) for x in row[key]) for key in ("loss", "top1", "acceptance", "conditional")

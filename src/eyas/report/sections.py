@@ -101,7 +101,7 @@ def _now(view: Overview) -> Section:
     for stage in status.stages:
         key = f"stages.{stage.name}"
         is_running = status.running is not None and status.running.stage == stage.name
-        total = "" if stage.total is None else f" of {format_count(stage.total)}"
+        total = "" if stage.total in (None, stage.done) else f" of {format_count(stage.total or 0)}"
         count = f"{format_count(stage.done)}{total} {stage.unit}" if stage.total is not None else ""
         rows.append((
             Cell(stage.name),
