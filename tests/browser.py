@@ -33,7 +33,9 @@ class Seen:
 
     def wait_until_drawn(self) -> int:
         """Wait for all charts; returns how many the page says it drew."""
-        self.page.wait_for_function("document.documentElement.dataset.drawn !== undefined", timeout=PATIENCE_MS)
+        self.page.wait_for_function(
+            "document.documentElement.dataset.drawn !== undefined", timeout=PATIENCE_MS
+        )
         return int(self.page.evaluate("document.documentElement.dataset.drawn"))
 
     def drawn_charts(self) -> int:

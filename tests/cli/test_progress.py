@@ -47,7 +47,12 @@ def test_json_lines_hold_the_numbers(
     lines.say("hello")
     first, second, third = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert (first["done"], first["seconds_left"]) == (100, None)
-    assert (second["done"], second["rate"], second["seconds_left"], second["fact_loss"]) == (300, 5.0, 40.0, 2.5)
+    assert (second["done"], second["rate"], second["seconds_left"], second["fact_loss"]) == (
+        300,
+        5.0,
+        40.0,
+        2.5,
+    )
     assert third["text"] == "train: hello"
 
 

@@ -46,7 +46,9 @@ class Dashboard:
         try:
             connection.request(method, path, headers=headers)
             answer = connection.getresponse()
-            return Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read().decode())
+            return Answer(
+                answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read().decode()
+            )
         finally:
             connection.close()
 

@@ -33,10 +33,15 @@ def test_the_page_draws_and_its_numbers_are_those_of_status(finished: Path) -> N
                 assert numbers == {key: expected[key] for key in numbers}
                 assert len(numbers) > 30
                 assert seen.overflow() == 0
-                seen.page.wait_for_function("Number(document.documentElement.dataset.looks) >= 2", timeout=PATIENCE_MS)
+                seen.page.wait_for_function(
+                    "Number(document.documentElement.dataset.looks) >= 2", timeout=PATIENCE_MS
+                )
                 assert seen.drawn_charts() == seen.page.locator(".plot").count()
                 assert seen.faults == []
-                assert all(url.startswith((f"http://127.0.0.1:{served.port}/", "data:", "blob:")) for url in seen.requests)
+                assert all(
+                    url.startswith((f"http://127.0.0.1:{served.port}/", "data:", "blob:"))
+                    for url in seen.requests
+                )
                 backgrounds.add(seen.background())
                 seen.screenshot(name)
     assert len(backgrounds) == 2
@@ -51,7 +56,8 @@ def test_a_page_left_open_follows_the_run_also_through_a_crash_and_damage(copy: 
             folder.mkdir()
             (folder / "events.jsonl").write_text("\n".join(run_events()) + "\n")
             seen.page.wait_for_function(
-                "document.querySelector('[data-key=\"running.done\"]')?.dataset.value === '640'", timeout=PATIENCE_MS
+                "document.querySelector('[data-key=\"running.done\"]')?.dataset.value === '640'",
+                timeout=PATIENCE_MS,
             )
             assert "eyas run is at work: extract, capture, 64% done" in seen.page.inner_text("#now")
         # the lock went without an end of the attempt: the run was killed
@@ -75,12 +81,18 @@ def test_a_page_left_open_follows_the_run_also_through_a_crash_and_damage(copy: 
 
 def run_events() -> list[str]:
     now = datetime.now(UTC) - timedelta(seconds=60)
-    started = {"at": now.isoformat(), "attempt": 2, "kind": "attempt started", "detail": {"verb": "run", "pid": os.getpid()}}
+    started = {
+        "at": now.isoformat(),
+        "attempt": 2,
+        "kind": "attempt started",
+        "detail": {"verb": "run", "pid": os.getpid()},
+    }
     stage = {"at": now.isoformat(), "attempt": 2, "kind": "stage started",
              "detail": {"stage": "extract", "action": "resume", "why": "left"}}  # fmt: skip
     beats = [
         {"at": (now + timedelta(seconds=5 * i)).isoformat(), "attempt": 2, "kind": "progress",
-         "detail": {"stage": "extract", "label": "capture", "unit": "tokens", "done": 64 * i, "total": 1000, "rate": 12.8}}
+         "detail": {"stage": "extract", "label": "capture", "unit": "tokens", "done": 64 * i, "total": 1000,
+                    "rate": 12.8}}
         for i in range(11)
     ]  # fmt: skip
     return [json.dumps(event) for event in (started, stage, *beats)]

@@ -55,7 +55,9 @@ def test_training_is_the_metrics_file(finished: Path) -> None:
     lines = (finished / "drafter" / "metrics.jsonl").read_text().splitlines()
     losses = {row["step"]: row["loss"] for row in map(json.loads, lines) if row["kind"] == "train"}
     table = eyas.open(finished).training()
-    assert dict(zip(table.column("step").to_pylist(), table.column("loss").to_pylist(), strict=True)) == losses
+    assert (
+        dict(zip(table.column("step").to_pylist(), table.column("loss").to_pylist(), strict=True)) == losses
+    )
 
 
 def test_status_and_events_are_those_of_the_command_line(finished: Path) -> None:
@@ -64,7 +66,9 @@ def test_status_and_events_are_those_of_the_command_line(finished: Path) -> None
     assert [(s.name, s.state, s.bytes) for s in project.status().stages] == [
         (s["name"], s["state"], s["bytes"]) for s in stages
     ]
-    assert project.events(1).num_rows == len((finished / "logs/attempt-0001/events.jsonl").read_text().splitlines())
+    assert project.events(1).num_rows == len(
+        (finished / "logs/attempt-0001/events.jsonl").read_text().splitlines()
+    )
     assert project.attempts().column("outcome").to_pylist() == ["done"]
 
 
@@ -97,7 +101,9 @@ def test_importing_eyas_loads_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_the_notebook_of_the_docs_runs(finished: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_notebook_of_the_docs_runs(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     monkeypatch.setenv("EYAS_PROJECT", str(finished))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))

@@ -81,7 +81,11 @@ def test_charts_are_valid_and_hold_what_the_files_hold(finished: Path) -> None:
 def eyas_ids(root: Path) -> list[str]:
     import pyarrow.parquet as pq
 
-    return [name for p in (root / "data" / "samples").glob("*.parquet") for name in pq.read_table(p)["id"].to_pylist()]
+    return [
+        name
+        for p in (root / "data" / "samples").glob("*.parquet")
+        for name in pq.read_table(p)["id"].to_pylist()
+    ]
 
 
 def test_markdown_tells_the_same(finished: Path) -> None:
@@ -91,7 +95,16 @@ def test_markdown_tells_the_same(finished: Path) -> None:
     assert f"{measured['acceptance_length']:.3f} tokens per target forward" in done.out
     for name, row in measured["domains"].items():
         assert re.search(rf"\| {name} \| {row['num_prompts']} \| {row['acceptance_length']:.3f} \|", done.out)
-    for title in ("Now", "Data", "Answers and extraction", "Store", "Training", "Evaluation", "Timeline", "Provenance"):
+    for title in (
+        "Now",
+        "Data",
+        "Answers and extraction",
+        "Store",
+        "Training",
+        "Evaluation",
+        "Timeline",
+        "Provenance",
+    ):
         assert f"\n## {title}\n" in done.out
     tables = re.findall(r"(?:^\|.*\|$\n?)+", done.out, re.M)
     for table in tables:

@@ -90,7 +90,12 @@ def test_a_finished_project_counts_what_the_folder_holds(finished: Path) -> None
 def test_a_running_project_says_rate_and_an_honest_range(running: Path) -> None:
     view = look(running)
     now = view["running"]
-    assert (now["pid"], now["stage"], now["done"], now["facts"]) == (os.getpid(), "extract", 950, {"bytes": 77})
+    assert (now["pid"], now["stage"], now["done"], now["facts"]) == (
+        os.getpid(),
+        "extract",
+        950,
+        {"bytes": 77},
+    )
     assert now["seconds_left_low"] < 5.0 < now["seconds_left_high"]
     # the last beat was 8 s ago
     assert 7 < now["silent_seconds"] < 300
@@ -125,7 +130,9 @@ def test_set_aside_samples_and_files_have_their_reasons(copy: Path) -> None:
     with sqlite3.connect(copy / "state" / "ledger.db") as ledger:
         (name,) = ledger.execute("SELECT id FROM samples ORDER BY id LIMIT 1").fetchone()
         ledger.execute(
-            "UPDATE samples SET state = 'set_aside', failures = 3, reason = 'all zero' WHERE id = ?", (name,)
+            "UPDATE samples SET state = 'set_aside', segment = NULL, failures = 3, reason = 'all zero'"
+            " WHERE id = ?",
+            (name,),
         )
     view = look(copy)
     assert view["failures"] == [{"id": name, "state": "set_aside", "failures": 3, "reason": "all zero"}]

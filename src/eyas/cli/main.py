@@ -34,6 +34,7 @@ _VERBS = {
     "train": ("stage:train", "Train the drafter from the store.", STAGE),
     "evaluate": ("stage:evaluate", "Measure acceptance length and speed on held-out prompts.", STAGE),
     "export": ("stage:export", "Write the checkpoint that engines load.", STAGE),
+    "notify": ("notify:notify", "Send a message when a run stalls, stops, finishes or is damaged.", EXPERT),
     "verify": ("verify:verify", "Find damage: every file against what was written.", EXPERT),
     "inspect": ("inspect:inspect", "Say what an export or checkpoint is and what is wrong with it.", EXPERT),
 }

@@ -83,7 +83,9 @@ def _stage_cells(stage: StageStatus, is_running: bool) -> list[str]:
 
 
 def _running_lines(running: Running) -> list[str]:
-    lines = [f"eyas {running.verb}, process {running.pid} on {running.host}, since {at_minute(running.since)} UTC"]
+    lines = [
+        f"eyas {running.verb}, process {running.pid} on {running.host}, since {at_minute(running.since)} UTC"
+    ]
     if running.stage:
         share = f" ({100 * running.done / running.total:.0f}%)" if running.total else ""
         lines.append(

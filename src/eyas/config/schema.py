@@ -228,6 +228,20 @@ class ExportConfig(Section):
     """Refuse to export below this (exit code 15); 0 is no gate."""
 
 
+NoticeKind = Literal["stalled", "stopped", "disk_low", "damage", "finished"]
+
+
+class NotifyConfig(Section):
+    """Who is told when something happens."""
+
+    urls: tuple[str, ...] = ()
+    """Addresses in apprise's form (``mailto://``, ``slack://``); ``env:NAME`` takes one from a variable."""
+    on: tuple[NoticeKind, ...] = Field(
+        default=("stalled", "stopped", "disk_low", "damage", "finished"), min_length=1
+    )
+    """What is worth a message."""
+
+
 class EyasConfig(Section):
     """A whole ``eyas.toml``."""
 
@@ -246,6 +260,7 @@ class EyasConfig(Section):
     train: TrainConfig = TrainConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     export: ExportConfig = ExportConfig()
+    notify: NotifyConfig = NotifyConfig()
 
     @model_validator(mode="after")
     def _answers_fit(self) -> EyasConfig:

@@ -114,7 +114,9 @@ async def _asset(request: Request) -> Response:
     if name == "plotly.js":
         if "gzip" in request.headers.get("accept-encoding", ""):
             packed = await run_in_threadpool(_packed_plotly)
-            return Response(packed, headers={**_KEPT, "content-encoding": "gzip"}, media_type="text/javascript")
+            return Response(
+                packed, headers={**_KEPT, "content-encoding": "gzip"}, media_type="text/javascript"
+            )
         return Response(plotly_script(), headers=_KEPT, media_type="text/javascript")
     if name == "live.js":
         text = (files("eyas.dashboard") / "assets" / "live.js").read_text(encoding="utf-8")

@@ -32,9 +32,7 @@ def attempt_folders(logs: Path) -> list[Path]:
 def read_events(folder: Path) -> list[dict[str, Any]]:
     """The events of an attempt, details beside ``at`` and ``event``; a torn line is left out."""
     with contextlib.suppress(OSError):
-        return parse_events(
-            (folder / EVENTS_NAME).read_text(encoding="utf-8", errors="replace").splitlines()
-        )
+        return parse_events((folder / EVENTS_NAME).read_text(encoding="utf-8", errors="replace").splitlines())
     return []
 
 

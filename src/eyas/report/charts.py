@@ -61,7 +61,9 @@ def _extraction(view: Overview) -> list[Chart | None]:
     for stage, unit in (("regenerate", "answers"), ("extract", "tokens")):
         traces = _rate_traces(view.attempts, stage)
         title = f"{unit.capitalize()} per second, by attempt"
-        found.append(Chart(f"rate-{stage}", "extraction", title, traces, _axes("time (UTC)", f"{unit}/s", zero=True)))
+        found.append(
+            Chart(f"rate-{stage}", "extraction", title, traces, _axes("time (UTC)", f"{unit}/s", zero=True))
+        )
     if view.failure_reasons:
         found.append(_bars("failures", "extraction", "Failed captures, by reason", list(view.failure_reasons),
                            list(view.failure_reasons.values()), "tries"))  # fmt: skip
@@ -97,7 +99,9 @@ def _store(view: Overview) -> list[Chart | None]:
         "name": "bytes per token",
     }
     return [
-        Chart("store-growth", "store", "Bytes in the store", (growth,), _axes("time (UTC)", "bytes", zero=True)),
+        Chart(
+            "store-growth", "store", "Bytes in the store", (growth,), _axes("time (UTC)", "bytes", zero=True)
+        ),
         Chart("store-weight", "store", "Bytes per token", (weight,), _axes("bytes", None, zero_x=True)),
     ]
 
@@ -110,7 +114,11 @@ def _training(view: Overview) -> list[Chart | None]:
     checks = training.validations
     num_steps = max((len(point.step_loss) for point in training.points), default=0)
     losses = tuple(
-        _line(f"draft step {j}", steps, [p.step_loss[j] if len(p.step_loss) > j else None for p in training.points])
+        _line(
+            f"draft step {j}",
+            steps,
+            [p.step_loss[j] if len(p.step_loss) > j else None for p in training.points],
+        )
         for j in range(num_steps)
     )
     held_out = _line("validation, step 0", [c.step for c in checks], [c.loss[0] for c in checks if c.loss])
@@ -123,20 +131,34 @@ def _training(view: Overview) -> list[Chart | None]:
     def curve(id_: str, title: str, name: str, values: list[float], axis: str) -> Chart:
         return Chart(id_, "training", title, (_line(name, steps, values),), _axes("step", axis, zero=True))
 
+    points = training.points
     return [
-        Chart("loss", "training", "Loss by draft step",
-              (*losses, *([held_out | _MARKED] if checks else [])), _axes("step", "cross-entropy")),
-        Chart("step-acceptance", "training", "Acceptance on held-out samples, by draft step", rates,
-              _axes("step", "rate", zero=True)),
-        Chart("walk", "training", "Acceptance length on held-out samples",
-              (lengths | _MARKED,) if checks else (), _axes("step", "tokens per target forward")),
-        curve("learning-rate", "Learning rate", "learning rate", [p.learning_rate for p in training.points], ""),
-        curve("gradient-norm", "Gradient norm before clipping", "gradient norm",
-              [p.gradient_norm for p in training.points], ""),
-        curve("speed", "Training speed", "tokens/s", [p.tokens_per_second for p in training.points], "tokens/s"),
-        curve("data-wait", "Waiting for data", "share of time",
-              [p.data_wait_share for p in training.points], "share of time"),
-    ]  # fmt: skip
+        Chart(
+            "loss",
+            "training",
+            "Loss by draft step",
+            (*losses, *([held_out | _MARKED] if checks else [])),
+            _axes("step", "cross-entropy"),
+        ),
+        Chart(
+            "step-acceptance",
+            "training",
+            "Acceptance on held-out samples, by draft step",
+            rates,
+            _axes("step", "rate", zero=True),
+        ),
+        Chart(
+            "walk",
+            "training",
+            "Acceptance length on held-out samples",
+            (lengths | _MARKED,) if checks else (),
+            _axes("step", "tokens per target forward"),
+        ),
+        curve("learning-rate", "Learning rate", "learning rate", [p.learning_rate for p in points], ""),
+        curve("gradient-norm", "Gradient norm, unclipped", "norm", [p.gradient_norm for p in points], ""),
+        curve("speed", "Training speed", "tokens/s", [p.tokens_per_second for p in points], "tokens/s"),
+        curve("data-wait", "Waiting for data", "share", [p.data_wait_share for p in points], "share of time"),
+    ]
 
 
 def _evaluation(view: Overview) -> list[Chart | None]:
@@ -156,7 +178,10 @@ def _evaluation(view: Overview) -> list[Chart | None]:
     positions = tuple(
         {"type": "bar", "x": places, "y": list(values), "name": name,
          "text": [f"{value:.0%}" for value in values], "textposition": "auto"}
-        for name, values in (("conditional", found.total.conditional), ("unconditional", found.total.unconditional))
+        for name, values in (
+            ("conditional", found.total.conditional),
+            ("unconditional", found.total.unconditional),
+        )
     )  # fmt: skip
     speeds: tuple[dict[str, Any], ...] = ()
     if found.plain_tokens_per_second and found.drafted_tokens_per_second:

@@ -146,7 +146,8 @@ def _validations(rows: dict[int, dict[str, Any]]) -> list[ValidationPoint]:
     for step, row in rows.items():
         with contextlib.suppress(KeyError, TypeError, ValueError):
             lists = {
-                key: tuple(float(x) for x in row[key]) for key in ("loss", "top1", "acceptance", "conditional")
+                key: tuple(float(x) for x in row[key])
+                for key in ("loss", "top1", "acceptance", "conditional")
             }
             found.append(
                 ValidationPoint(step, str(row["at"]), **lists, acceptance_length=float(row["walk_tau"]))

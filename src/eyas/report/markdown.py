@@ -40,5 +40,9 @@ def _text(text: str) -> str:
     """Text that cannot be taken for markup or end a cell."""
     flat = " ".join(text.split())
     for sign in "\\`*_[]<>|#":
-        flat = flat.replace(sign, "\\" + sign) if sign not in "<>" else flat.replace(sign, {"<": "&lt;", ">": "&gt;"}[sign])
+        flat = (
+            flat.replace(sign, "\\" + sign)
+            if sign not in "<>"
+            else flat.replace(sign, {"<": "&lt;", ">": "&gt;"}[sign])
+        )
     return flat

@@ -87,7 +87,12 @@ class OpenedProject:
         table = pa.concat_tables([_read(path, columns=_SAMPLE_COLUMNS) for path in self._sample_parts()])
         known = self._ledger_rows()
         rows = [known.get(name, (None, None, None, None)) for name in table.column("id").to_pylist()]
-        kinds = (("state", pa.string()), ("segment", pa.string()), ("failures", pa.int32()), ("reason", pa.string()))
+        kinds = (
+            ("state", pa.string()),
+            ("segment", pa.string()),
+            ("failures", pa.int32()),
+            ("reason", pa.string()),
+        )
         for place, (name, kind) in enumerate(kinds):
             table = table.append_column(name, pa.array([row[place] for row in rows], kind))
         return table
@@ -147,7 +152,7 @@ class OpenedProject:
         return _table(training_rows(self._project.layout.metrics, "train"))
 
     def validations(self) -> pa.Table:
-        """Every validation: step, at, loss, top1, acceptance, conditional (lists per draft step), walk_tau."""
+        """Every validation: step, at, loss, top1, acceptance, conditional (lists by draft step), walk_tau."""
         return _table(training_rows(self._project.layout.metrics, "validation"))
 
     def events(self, attempt: int | None = None) -> pa.Table:

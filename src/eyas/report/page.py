@@ -68,22 +68,29 @@ def _section(section: Section, drawn: list[Chart]) -> str:
 
 def _figure(chart: Chart) -> str:
     wide = " wide" if chart.section in ("timeline", "extraction") else ""
+    title = escape(chart.title)
     return (
-        f'<figure class="chart{wide}"><figcaption>{escape(chart.title)}</figcaption>'
-        f'<div class="plot" id="chart-{escape(chart.id)}" role="img" aria-label="{escape(chart.title)}"></div></figure>'
+        f'<figure class="chart{wide}"><figcaption>{title}</figcaption>'
+        f'<div class="plot" id="chart-{escape(chart.id)}" role="img" aria-label="{title}"></div></figure>'
     )
 
 
 def _table(table: Table) -> str:
     html = [f"<h3>{escape(table.title)}</h3>" if table.title else "", '<div class="scroll"><table>']
     if table.columns:
-        numeric = [bool(table.rows) and all(row[i].number for row in table.rows) for i in range(len(table.columns))]
+        numeric = [
+            bool(table.rows) and all(row[i].number for row in table.rows) for i in range(len(table.columns))
+        ]
         heads = zip(table.columns, numeric, strict=True)
-        html.append("<thead><tr>" + "".join(_headcell(name, right) for name, right in heads) + "</tr></thead>")
+        html.append(
+            "<thead><tr>" + "".join(_headcell(name, right) for name, right in heads) + "</tr></thead>"
+        )
     html.append("<tbody>")
     for row in table.rows:
         first = "th" if not table.columns else "td"
-        html.append("<tr>" + "".join(_cell(cell, first if i == 0 else "td") for i, cell in enumerate(row)) + "</tr>")
+        html.append(
+            "<tr>" + "".join(_cell(cell, first if i == 0 else "td") for i, cell in enumerate(row)) + "</tr>"
+        )
     return "".join([*html, "</tbody></table></div>"])
 
 

@@ -18,6 +18,4 @@ def plotly_script() -> str:
     try:
         return (files("plotly.package_data") / "plotly.min.js").read_text(encoding="utf-8")
     except (ModuleNotFoundError, FileNotFoundError) as error:
-        raise UsageError(
-            "plotly's script is not there", why=str(error), hint="pip install plotly"
-        ) from error
+        raise UsageError("plotly's script is not there", why=str(error), hint="pip install plotly") from error

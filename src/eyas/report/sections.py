@@ -36,7 +36,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: a sentence, tables, and (by its id) charts; ``empty`` is said when there is nothing."""
+    """A part of the page: a sentence, tables, and charts by its id; ``empty`` is said in place of nothing."""
 
     id: str
     title: str
@@ -134,12 +134,17 @@ def _facts(view: Overview) -> Table:
     if status.training is not None:
         trained = status.training
         if trained.checkpoint is not None:
-            age = "" if trained.checkpoint_seconds is None else f", {format_seconds(trained.checkpoint_seconds)} old"
+            age = (
+                ""
+                if trained.checkpoint_seconds is None
+                else f", {format_seconds(trained.checkpoint_seconds)} old"
+            )
             add("last checkpoint", f"{trained.checkpoint}{age}")
         if trained.validation_acceptance_length is not None:
             add(
                 "last validation",
-                f"acceptance length {trained.validation_acceptance_length:.3f} at step {trained.validation_step}",
+                f"acceptance length {trained.validation_acceptance_length:.3f} "
+                f"at step {trained.validation_step}",
                 "training.validation_acceptance_length",
                 trained.validation_acceptance_length,
             )
@@ -147,11 +152,23 @@ def _facts(view: Overview) -> Table:
     add("free", format_bytes(disk.free_bytes))
     if disk.left_bytes is not None:
         fits = "it fits" if disk.fits else "it does not fit"
-        add("still to be written", f"{format_bytes(disk.left_bytes)}: {fits}", "disk.left_bytes", disk.left_bytes)
+        add(
+            "still to be written",
+            f"{format_bytes(disk.left_bytes)}: {fits}",
+            "disk.left_bytes",
+            disk.left_bytes,
+        )
     if status.set_aside_samples:
-        add("samples set aside", format_count(status.set_aside_samples), "set_aside_samples", status.set_aside_samples)
+        add(
+            "samples set aside",
+            format_count(status.set_aside_samples),
+            "set_aside_samples",
+            status.set_aside_samples,
+        )
     if status.set_aside_files:
-        add("files set aside", format_count(status.set_aside_files), "set_aside_files", status.set_aside_files)
+        add(
+            "files set aside", format_count(status.set_aside_files), "set_aside_files", status.set_aside_files
+        )
     for todo in status.open_todos[:5]:
         add("todo", todo)
     if status.then:
@@ -178,7 +195,9 @@ def _data(view: Overview) -> Section:
     for title, groups in (("By domain", data.domains), ("By source", data.sources)):
         rows = [(d.name, d.records, d.kept, d.dropped, d.samples or d.prompts) for d in groups[:40]]
         tables.append(_table(title, ("name", "records", "kept", "dropped", "samples or prompts"), rows))
-    tables.append(_table("Left out, by reason", ("reason", "count"), sorted(data.drops.items(), key=lambda d: -d[1])))
+    tables.append(
+        _table("Left out, by reason", ("reason", "count"), sorted(data.drops.items(), key=lambda d: -d[1]))
+    )
     tables.append(_table("Answers", ("how they ended", "count"), sorted(data.answers.items())))
     tables.append(_table("Worth a look", ("note", "count"), sorted(data.notes.items())))
     return Section("data", "Data", tables=_filled(tables))
@@ -205,7 +224,9 @@ def _extraction(view: Overview) -> Section:
         _table("Failed tries, by reason", ("reason", "tries"), failures),
         _table("Samples that failed", ("sample", "state", "tries", "last reason"), named),
     ]
-    return Section("extraction", "Answers and extraction", tables=_filled(tables), empty="Nothing was captured yet.")
+    return Section(
+        "extraction", "Answers and extraction", tables=_filled(tables), empty="Nothing was captured yet."
+    )
 
 
 def _store(view: Overview) -> Section:
@@ -218,7 +239,8 @@ def _store(view: Overview) -> Section:
         ("samples", f"{store.samples:,}"),
         ("tokens", f"{store.tokens:,}"),
         ("bytes", f"{format_bytes(store.bytes)}; the recipe says {format_bytes(store.forecast_bytes)}"),
-        ("bytes per token", f"{store.bytes_per_token:,.1f}; the recipe says {store.forecast_bytes_per_token:,.1f}"),
+        ("bytes per token", f"{store.bytes_per_token:,.1f}; "
+                            f"the recipe says {store.forecast_bytes_per_token:,.1f}"),
         ("actual to forecast", f"{ratio:.4f}"),
     ])  # fmt: skip
     return Section("store", "Store", tables=(facts,))
@@ -230,13 +252,14 @@ def _training(view: Overview) -> Section:
         return Section("training", "Training", empty="Training has not begun.")
     facts = _pairs([
         ("steps", f"{training.num_steps:,}"),
-        ("checkpoints written", f"{training.num_checkpoints:,}, {format_seconds(training.checkpoint_seconds)} in all"),
+        ("checkpoints written", f"{training.num_checkpoints:,}, "
+                                f"{format_seconds(training.checkpoint_seconds)} in all"),
         ("steps skipped", f"{training.num_skipped:,}"),
         ("time spent waiting for data", f"{training.data_wait_share:.1%}"),
     ])  # fmt: skip
     rows = [
         (check.step, f"{check.loss[0]:.3f}", f"{check.top1[0]:.1%}", f"{check.acceptance_length:.3f}",
-         " ".join(f"{rate:.2f}" for rate in check.acceptance))
+         _rates(check.acceptance))
         for check in training.validations if check.loss and check.top1
     ]  # fmt: skip
     columns = ("step", "loss", "top-1", "acceptance length", "acceptance by draft step")
@@ -257,18 +280,26 @@ def _evaluation(view: Overview) -> Section:
     if found.tied_texts or found.different_texts:
         equal += f", {found.tied_texts} part at a numeric tie, {found.different_texts} are different"
     facts = _pairs([
-        ("acceptance length", f"{found.total.acceptance_length:.3f} tokens per target forward (bonus token counted), "
+        ("acceptance length", f"{found.total.acceptance_length:.3f} tokens per target forward "
+                              f"(bonus token counted), "
                               f"{found.num_drafts} drafts a round, greedy"),
         ("texts", equal),
         ("speed, one prompt at a time", speed),
-        ("measured", f"{at_minute(found.at)}, {found.dtype}, {found.num_answers:,} answers, {found.num_tokens:,} tokens"),
+        ("measured", f"{at_minute(found.at)}, {found.dtype}, {found.num_answers:,} answers, "
+                     f"{found.num_tokens:,} tokens"),
     ])  # fmt: skip
     rows = [
         (row.name, row.num_prompts, f"{row.acceptance_length:.3f}",
-         " ".join(f"{rate:.2f}" for rate in row.conditional), " ".join(f"{rate:.2f}" for rate in row.unconditional))
+         _rates(row.conditional), _rates(row.unconditional))
         for row in (found.total, *found.domains)
     ]  # fmt: skip
-    columns = ("domain", "prompts", "acceptance length", "conditional by position", "unconditional by position")
+    columns = (
+        "domain",
+        "prompts",
+        "acceptance length",
+        "conditional by position",
+        "unconditional by position",
+    )
     return Section("evaluation", "Evaluation", tables=_filled([facts, _table("By domain", columns, rows)]))
 
 
@@ -295,6 +326,10 @@ def _did(attempt: AttemptView) -> str:
 def _provenance(view: Overview) -> Section:
     rows = [(fact.group, fact.name, fact.value) for fact in view.provenance]
     return Section("provenance", "Provenance", tables=(_table("", ("of", "what", "value"), rows),))
+
+
+def _rates(rates: Sequence[float]) -> str:
+    return " ".join(f"{rate:.2f}" for rate in rates)
 
 
 def _count(value: int | None, key: str) -> Cell:

@@ -33,7 +33,9 @@ def dashboard(
         from eyas.dashboard.view import LiveView
     except ModuleNotFoundError as error:
         raise UsageError(
-            "the dashboard's libraries are not installed", why=str(error), hint="pip install 'eyas[dashboard]'"
+            "the dashboard's libraries are not installed",
+            why=str(error),
+            hint="pip install 'eyas[dashboard]'",
         ) from error
     if not 0 <= port <= 65535:
         raise UsageError(f"there is no port {port}", hint="eyas dashboard --port 0")
@@ -48,7 +50,9 @@ def dashboard(
 
     token = os.environ.get(TOKEN_VARIABLE) or None
     try:
-        serve(LiveView(common.open, common.suffix), host=host, port=port, names=name, token=token, ready=ready)
+        serve(
+            LiveView(common.open, common.suffix), host=host, port=port, names=name, token=token, ready=ready
+        )
     except KeyboardInterrupt:
         return 0
     return 0
