@@ -66,9 +66,9 @@ class Disk:
 class ProjectStatus:
     """One look at a project.
 
-    ``damages`` are those of the ``problems`` that a run mends by making something again; ``failures`` names samples that failed or are set aside, most failures first, and ``set_aside`` files,
-    newest first (both at most 20); ``next_command`` is None when nothing is left, ``then`` are the stages
-    after the present one.
+    ``damages`` are those of the ``problems`` that a run mends by making something again. ``failures`` names
+    samples that failed or are set aside, most failures first, and ``set_aside`` files, newest first (both
+    at most 20); ``next_command`` is None when nothing is left, ``then`` are the stages after the present one.
     """
 
     project: str
