@@ -103,7 +103,7 @@ def make_project(root: Path, arguments: argparse.Namespace) -> Path:
     (root / "target" / "config.json").write_text((example / "target" / "config.json").read_text())
     source, count = random.Random(0), arguments.samples
     with sealed_folder(
-        layout.samples, {"num_samples": count, "num_tokens": 2000 * count, "num_supervised": 9}
+        layout.samples, {"num_samples": count, "num_tokens": 2000 * count, "num_supervised": 150 * count}
     ):
         pass
     ids = [hashlib.md5(str(n).encode()).hexdigest() for n in range(count)]
@@ -127,8 +127,10 @@ def make_project(root: Path, arguments: argparse.Namespace) -> Path:
     layout.drafter.mkdir()
     with open(layout.metrics, "w") as metrics:
         for step in range(1, arguments.steps + 1):
-            row = {"kind": "train", "step": step, "at": "2026-11-01T00:00:00Z", "loss": 3.0, "step_loss": [1.0] * 7,
-                   "grad_norm": 1.0, "lr": 1e-3, "tokens": 2000 * step, "tokens_per_second": 1e4,
-                   "data_wait_seconds": 0.001}  # fmt: skip
+            row = {
+                "kind": "train", "step": step, "at": "2026-11-01T00:00:00Z", "loss": 3.0, "grad_norm": 1.0,
+                "step_loss": [1.0] * 7, "lr": 1e-3, "tokens": 2000 * step, "tokens_per_second": 1e4,
+                "data_wait_seconds": 0.001,
+            }  # fmt: skip
             metrics.write(json.dumps(row) + "\n")
     return root

@@ -173,3 +173,35 @@ def test_it_draws_in_a_browser_light_dark_and_on_a_phone(written: Path, finished
                 }
                 seen.screenshot(name)
     assert len(backgrounds) == 2
+
+
+def test_a_growing_log_is_read_once_and_a_replaced_one_anew(tmp_path: Path) -> None:
+    from eyas.report.growing import Growing
+
+    path = tmp_path / "log"
+    path.write_bytes(b"one\ntw")
+    log = Growing(path)
+    assert log.news() == ([b"one", b""], True)
+    with open(path, "ab") as file:
+        file.write(b"o\nthree\n")
+    assert log.news() == ([b"two", b"three", b""], False)
+    assert log.news() == ([b""], False)
+    path.write_bytes(b"x\n")
+    lines, is_new = log.news()
+    assert (lines, is_new) == ([b"x", b""], True)
+
+
+def test_what_is_added_while_it_is_looked_at_is_seen(copy: Path) -> None:
+    """The same view twice from one process, the second after a later attempt redid step 36 and went on."""
+    before = overview(Project.open(copy)).training
+    assert before is not None
+    row = {"kind": "train", "at": "2026-11-30T00:00:00Z", "loss": 123.0, "step_loss": [1.0, 2.0, 3.0], "lr": 0.5,
+           "grad_norm": 9.0, "tokens": 10**6, "tokens_per_second": 10.0, "data_wait_seconds": 0.0}  # fmt: skip
+    with open(copy / "drafter" / "metrics.jsonl", "a") as metrics:
+        for step in (before.num_steps, before.num_steps + 1):
+            metrics.write(json.dumps({"step": step, **row}) + "\n")
+    after = overview(Project.open(copy)).training
+    assert after is not None
+    assert after.num_steps == before.num_steps + 1
+    assert [point.loss for point in after.points[-2:]] == [123.0, 123.0]
+    assert after.points[:-2] == before.points[:-1]

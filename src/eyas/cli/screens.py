@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 from eyas.base.units import format_bytes, format_count, format_seconds
 from eyas.report.now import LastAttempt, Running
 from eyas.report.stage_status import StageStatus
-from eyas.report.status import ProjectStatus
+from eyas.report.status import Failure, ProjectStatus
 from eyas.report.training_status import TrainingStatus
 from eyas.report.words import at_minute, time_left_text
 
-_SHOWN_FAILURES, _SHOWN_FILES, _SHOWN_MESSAGES = 5, 3, 2
+_SHOWN_PROBLEMS, _SHOWN_FAILURES, _SHOWN_FILES, _SHOWN_MESSAGES = 8, 5, 3, 2
 _MARKS = {"done": "+", "skipped": "-", "partial": "~", "pending": ".", "waiting": ".", "stale": "!"}
 _INDENT = 12
 
 
 def status_lines(view: ProjectStatus, width: int = 80) -> list[str]:
-    """The lines of the screen; those that hold a name or a reason are cut to ``width``."""
+    """The lines of the screen; what is longer than ``width`` goes on in the next line."""
     lines = [view.project, f"target {Path(view.target).name or view.target}", ""]
     lines += _stage_table(view)
-    marks = [f"! {problem}" for problem in view.problems]
+    marks = [f"! {problem}" for problem in view.problems[:_SHOWN_PROBLEMS]]
+    if len(view.problems) > _SHOWN_PROBLEMS:
+        marks.append(f"! and {len(view.problems) - _SHOWN_PROBLEMS} more: eyas status --json")
     for stage in view.stages:
         marks += [f"! {stage.name} was made by another recipe: {d}" for d in stage.differences]
     lines += ["", *marks, ""] if marks else [""]
@@ -37,7 +40,7 @@ def status_lines(view: ProjectStatus, width: int = 80) -> list[str]:
     lines += _disk_lines(view)
     if view.running is not None and view.then:
         lines += _block("then", [", ".join(view.then)])
-    return [_cut(line, width) for line in lines]
+    return [part for line in lines for part in _wrapped(line, width)]
 
 
 def _stage_table(view: ProjectStatus) -> list[str]:
@@ -141,13 +144,20 @@ def _set_aside_lines(view: ProjectStatus) -> list[str]:
     lines = []
     if view.set_aside_samples:
         lines.append(f"{format_count(view.set_aside_samples)} samples after their retries")
-    for failed in view.failures[:_SHOWN_FAILURES]:
-        lines.append(f"{failed.id} {failed.state}, {failed.failures} tries: {failed.reason}")
+    reasons: dict[str, list[Failure]] = {}
+    for failed in view.failures:
+        reasons.setdefault(failed.reason, []).append(failed)
+    left = _SHOWN_FAILURES
+    for reason, failures in reasons.items():
+        if left > 0:
+            lines.append(reason)
+        for failed in failures[:left]:
+            lines.append(f"  {failed.id} {failed.state}, {failed.failures} tries")
+        left -= min(left, len(failures))
     if len(view.failures) > _SHOWN_FAILURES:
         lines.append("more of them: eyas status --json")
     if view.set_aside_files:
-        noun = "file or folder" if view.set_aside_files == 1 else "files and folders"
-        lines.append(f"{view.set_aside_files} {noun} in set-aside/")
+        lines.append(f"in set-aside/: {view.set_aside_files}")
     lines += [f"  {moved.name}: {moved.reason}" for moved in view.set_aside[:_SHOWN_FILES]]
     return _block("set aside", lines)
 
@@ -169,5 +179,9 @@ def _rate(rate: float) -> str:
     return format_count(rate) if rate >= 10 else f"{rate:.2g}"
 
 
-def _cut(line: str, width: int) -> str:
-    return line if len(line) <= width else line[: width - 3] + "..."
+def _wrapped(line: str, width: int) -> list[str]:
+    """A line in as many as it needs; those that follow are indented as its text is."""
+    if len(line) <= width:
+        return [line]
+    indent = _INDENT if line[:_INDENT].endswith("  ") else 2
+    return textwrap.wrap(line, width, subsequent_indent=" " * indent, break_on_hyphens=False)

@@ -6,11 +6,12 @@ import ipaddress
 import secrets
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import uvicorn
 
-from eyas.base.errors import UsageError
+from eyas.base.errors import EyasError, UsageError
 from eyas.dashboard.app import make_app
 from eyas.dashboard.view import LiveView
 
@@ -53,6 +54,8 @@ def serve(
         UsageError: the address cannot be listened on.
     """
     listening = _listen(host, port)
+    with suppress(EyasError):  # the page will say it
+        live.get()  # the first look reads whole logs; nobody should wait for it in a browser
     place = Place(host, listening.getsockname()[1], token or secrets.token_urlsafe(24))
     own = () if _is_loopback(host) else (f"[{host}]" if ":" in host else host,)
     app = make_app(

@@ -6,13 +6,17 @@ import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
+from eyas.report.growing import Growing
 from eyas.stages.project import Project
 
 MAX_POINTS = 500
+
+_Rows = dict[str, dict[int, dict[str, Any]]]
+"""Rows by kind and step."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +63,25 @@ class TrainingView:
     data_wait_share: float
 
 
+_metrics: dict[Path, tuple[Growing, _Rows]] = {}
+_views: dict[Path, tuple[int, TrainingView | None]] = {}
+_turn = Lock()
+
+
 def training_view(project: Project) -> TrainingView | None:
-    """The course of training; None before its first step."""
+    """The course of training; None before its first step. Only what was added is read."""
     path = project.layout.metrics
-    with contextlib.suppress(OSError):
-        status = path.stat()
-        return _read(path, status.st_size, status.st_mtime_ns)
+    with contextlib.suppress(OSError), _turn:
+        log, rows = _metrics.get(path) or (Growing(path), {})
+        lines, is_new = log.news()
+        if is_new:
+            rows, _ = {}, _views.pop(path, None)
+        _metrics[path] = (log, rows)
+        _note(rows, lines)
+        known = _views.get(path)
+        if known is None or known[0] != log.offset:
+            _views[path] = (log.offset, _view(rows))
+        return _views[path][1]
     return None
 
 
@@ -75,28 +92,29 @@ def training_rows(path: Path, kind: str) -> list[dict[str, Any]]:
     return []
 
 
-def _by_step(content: bytes) -> dict[str, dict[int, dict[str, Any]]]:
-    """Rows by kind and step, steps rising; what is no whole row is left out."""
-    rows: dict[str, dict[int, dict[str, Any]]] = {}
-    for line in content.split(b"\n"):
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            row = json.loads(line)
-            rows.setdefault(row["kind"], {})[int(row["step"])] = row
+def _by_step(content: bytes) -> _Rows:
+    rows: _Rows = {}
+    _note(rows, content.split(b"\n"))
     return {kind: dict(sorted(found.items())) for kind, found in rows.items()}
 
 
-@lru_cache(maxsize=8)
-def _read(path: Path, size: int, _mtime: int) -> TrainingView | None:
-    with open(path, "rb") as file:
-        rows = _by_step(file.read(size))
-    trained = list(rows.get("train", {}).values())
+def _note(rows: _Rows, lines: Sequence[bytes]) -> None:
+    """Add rows by kind and step; what is no whole row is left out."""
+    for line in lines:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            row = json.loads(line)
+            rows.setdefault(row["kind"], {})[int(row["step"])] = row
+
+
+def _view(rows: _Rows) -> TrainingView | None:
+    trained = [row for _, row in sorted(rows.get("train", {}).items())]
     if not trained:
         return None
     saved = rows.get("checkpoint", {}).values()
     return TrainingView(
         num_steps=trained[-1]["step"],
         points=tuple(_points(trained)),
-        validations=tuple(_validations(rows.get("validation", {}))),
+        validations=tuple(_validations(dict(sorted(rows.get("validation", {}).items())))),
         num_skipped=len(rows.get("skipped", {})),
         num_checkpoints=len(saved),
         checkpoint_seconds=sum(_float(row.get("seconds")) for row in saved),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from eyas.base.clock import parse_time
 from eyas.pipeline.attempt import EVENTS_NAME, attempt_folders, parse_events
+from eyas.report.growing import Growing
 from eyas.report.status import BROKEN
 from eyas.stages.project import Project
 from eyas.store.ledger import Ledger
@@ -73,55 +74,67 @@ _Beat = tuple[str, float, str, int]
 
 @dataclass
 class _Open:
-    """An attempt while its events are read."""
+    """An attempt as far as its events were read."""
 
+    first: str = ""
+    last: str = ""
+    verb: str = ""
+    end: dict[str, Any] | None = None
     stages: list[StageRun] = field(default_factory=list)
     beats: dict[str, list[_Beat]] = field(default_factory=dict)
 
 
+_logs: dict[Path, tuple[Growing, _Open]] = {}
+_turn = Lock()
+
+
 def attempts(project: Project) -> tuple[AttemptView, ...]:
-    """All attempts, oldest first; a log that did not change is not read again."""
+    """All attempts, oldest first; of a log that was read before only what was added is read."""
     found = []
     for folder in attempt_folders(project.layout.logs):
-        with contextlib.suppress(OSError):
-            size = (folder / EVENTS_NAME).stat().st_size
-            view = _attempt(folder, size)
+        with contextlib.suppress(OSError), _turn:
+            view = _attempt(folder)
             if view is not None:
                 found.append(view)
     return tuple(found)
 
 
-@lru_cache(maxsize=512)
-def _attempt(folder: Path, size: int) -> AttemptView | None:
-    with open(folder / EVENTS_NAME, "rb") as file:
-        events = parse_events(file.read(size).split(b"\n"))
-    if not events:
-        return None
-    reading, end, verb = _Open(), None, ""
-    for event in events:
+def _attempt(folder: Path) -> AttemptView | None:
+    log, reading = _logs.get(folder) or (Growing(folder / EVENTS_NAME), _Open())
+    lines, is_new = log.news()
+    if is_new:
+        reading = _Open()
+    _logs[folder] = (log, reading)
+    for event in parse_events(lines):
         with contextlib.suppress(*BROKEN):
-            kind = event["event"]
-            if kind == "attempt started":
-                verb = str(event.get("verb", ""))
-            elif kind == "attempt ended":
-                end = event
-            elif kind == "progress":
-                _note_beat(reading, event)
-            elif kind in ("stage started", "stage ended"):
-                _note_stage(reading, event, kind)
-    last = str(events[-1]["at"])
-    reading.stages = [_unended(stage, last) for stage in reading.stages]
+            _note(reading, event)
+    if not reading.last:
+        return None
+    end = reading.end
     return AttemptView(
         name=folder.name,
-        verb=verb,
-        started=str(events[0]["at"]),
-        last_event=last,
-        seconds=_between(str(events[0]["at"]), last),
+        verb=reading.verb,
+        started=reading.first,
+        last_event=reading.last,
+        seconds=_between(reading.first, reading.last),
         outcome=str(end.get("outcome")) if end else "unfinished",
         what=str(end["what"]) if end and end.get("what") else None,
-        stages=tuple(reading.stages),
+        stages=tuple(_unended(stage, reading.last) for stage in reading.stages),
         rates={stage: _rates(beats) for stage, beats in reading.beats.items()},
     )
+
+
+def _note(reading: _Open, event: dict[str, Any]) -> None:
+    kind = event["event"]
+    reading.first, reading.last = reading.first or event["at"], event["at"]
+    if kind == "attempt started":
+        reading.verb = str(event.get("verb", ""))
+    elif kind == "attempt ended":
+        reading.end = event
+    elif kind == "progress":
+        _note_beat(reading, event)
+    elif kind in ("stage started", "stage ended"):
+        _note_stage(reading, event, kind)
 
 
 def _note_beat(reading: _Open, event: dict[str, Any]) -> None:

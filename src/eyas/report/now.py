@@ -69,7 +69,7 @@ class Message:
 
 def running(holder: Holder, events: list[dict[str, Any]], now: datetime | None = None) -> Running:
     """What the holder of the lock does, by the events of its attempt (those of an earlier one count not)."""
-    started = next((e for e in reversed(events) if e["event"] == "attempt started"), {})
+    started: dict[str, Any] = next((e for e in reversed(events) if e["event"] == "attempt started"), {})
     own = events if started.get("pid") == holder.pid else []
     beats = [event for event in own if event["event"] == "progress"]
     beat = beats[-1] if beats else {}
