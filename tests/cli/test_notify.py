@@ -49,7 +49,7 @@ class Inbox:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def wait_for(self, title: str) -> dict[str, str]:
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + 900
         while time.monotonic() < deadline:
             for message in list(self.messages):
                 if title in message["title"]:
@@ -136,7 +136,7 @@ def test_a_killed_run_and_a_finished_one_are_told(new: Path, inbox: Inbox) -> No
     process = eyas_process("run", "--project", new)
     try:
         log = new / "logs" / "latest" / "events.jsonl"
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + 900
         while not (log.exists() and '"label": "capture"' in log.read_text()):
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
@@ -149,6 +149,6 @@ def test_a_killed_run_and_a_finished_one_are_told(new: Path, inbox: Inbox) -> No
     assert "killed, or the machine went down" in told["message"]
     assert "next: eyas run" in told["message"]
     finished = eyas_process("run", "--project", new)
-    _, err = finished.communicate(timeout=600)
+    _, err = finished.communicate(timeout=900)
     assert finished.returncode == 0, err
     assert "acceptance length" in inbox.wait_for("finished")["message"]

@@ -195,8 +195,10 @@ def test_what_is_added_while_it_is_looked_at_is_seen(copy: Path) -> None:
     """The same view twice from one process, the second after a later attempt redid step 36 and went on."""
     before = overview(Project.open(copy)).training
     assert before is not None
-    row = {"kind": "train", "at": "2026-11-30T00:00:00Z", "loss": 123.0, "step_loss": [1.0, 2.0, 3.0], "lr": 0.5,
-           "grad_norm": 9.0, "tokens": 10**6, "tokens_per_second": 10.0, "data_wait_seconds": 0.0}  # fmt: skip
+    row = {
+        "kind": "train", "at": "2026-11-30T00:00:00Z", "loss": 123.0, "step_loss": [1.0, 2.0, 3.0],
+        "lr": 0.5, "grad_norm": 9.0, "tokens": 10**6, "tokens_per_second": 10.0, "data_wait_seconds": 0.0,
+    }  # fmt: skip
     with open(copy / "drafter" / "metrics.jsonl", "a") as metrics:
         for step in (before.num_steps, before.num_steps + 1):
             metrics.write(json.dumps({"step": step, **row}) + "\n")

@@ -12,6 +12,10 @@ from eyas.report.sections import Cell, Section, Table, project_name, sections
 from eyas.report.words import at_minute
 
 
+_LONG_WORD = 28
+"""Digests and paths may be broken anywhere; other words stay whole, and a wide table scrolls."""
+
+
 def asset(name: str) -> str:
     """``page.css`` or ``page.js``."""
     return (files("eyas.report") / "assets" / name).read_text(encoding="utf-8")
@@ -76,7 +80,8 @@ def _figure(chart: Chart) -> str:
 
 
 def _table(table: Table) -> str:
-    html = [f"<h3>{escape(table.title)}</h3>" if table.title else "", '<div class="scroll"><table>']
+    opening = "<table>" if table.columns else '<table class="facts">'
+    html = [f"<h3>{escape(table.title)}</h3>" if table.title else "", f'<div class="scroll">{opening}']
     if table.columns:
         numeric = [
             bool(table.rows) and all(row[i].number for row in table.rows) for i in range(len(table.columns))
@@ -99,10 +104,12 @@ def _headcell(name: str, right: bool) -> str:
 
 
 def _cell(cell: Cell, tag: str) -> str:
-    marks = ' class="number"' if cell.number else ""
-    if cell.key:
-        value = escape(json.dumps(cell.value))
-        marks += f' data-key="{escape(cell.key)}" data-value="{value}"'
+    kind = "number" if cell.number else ""
     if cell.key.endswith(".state"):
-        marks += f' class="state {escape(cell.text)}"'
+        kind = f"state {cell.text}"
+    elif max((len(word) for word in cell.text.split()), default=0) > _LONG_WORD:
+        kind = "long"
+    marks = f' class="{escape(kind)}"' if kind else ""
+    if cell.key:
+        marks += f' data-key="{escape(cell.key)}" data-value="{escape(json.dumps(cell.value))}"'
     return f"<{tag}{marks}>{escape(cell.text)}</{tag}>"

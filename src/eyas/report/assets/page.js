@@ -14,7 +14,7 @@
       margin: { l: 48, r: 12, t: 10, b: 40 }, height: own.height || (narrow ? 240 : 290),
       colorway: [0, 1, 2, 3, 4, 5, 6, 7].map((i) => colour("--c" + i)),
       xaxis: axis(own.xaxis), yaxis: axis(own.yaxis), hovermode: own.hovermode || "closest",
-      legend: { orientation: "h", y: -0.25, x: 0, font: { size: 11 } },
+      legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom", font: { size: 11 } },
       hoverlabel: { font: { color: ink }, bgcolor: colour("--raised"), bordercolor: line },
     });
   }
