@@ -11,7 +11,6 @@ from eyas.report.overview import Overview
 from eyas.report.sections import Cell, Section, Table, project_name, sections
 from eyas.report.words import at_minute
 
-
 _LONG_WORD = 28
 """Digests and paths may be broken anywhere; other words stay whole, and a wide table scrolls."""
 
