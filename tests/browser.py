@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,16 @@ class Seen:
         page.on("pageerror", lambda error: self.faults.append(str(error)))
         page.on("request", lambda request: self.requests.append(request.url))
 
+    def wait_for(self, expression: str) -> None:
+        """Wait until an expression is true; asked from outside, since the page's policy forbids eval."""
+        deadline = time.monotonic() + PATIENCE_MS / 1000
+        while not self.page.evaluate(f"Boolean({expression})"):
+            assert time.monotonic() < deadline, f"still not so: {expression}"
+            self.page.wait_for_timeout(100)
+
     def wait_until_drawn(self) -> int:
         """Wait for all charts; returns how many the page says it drew."""
-        self.page.wait_for_function(
-            "document.documentElement.dataset.drawn !== undefined", timeout=PATIENCE_MS
-        )
+        self.wait_for("document.documentElement.dataset.drawn !== undefined")
         return int(self.page.evaluate("document.documentElement.dataset.drawn"))
 
     def drawn_charts(self) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.pipeline.lock import hold_lock
-from tests.browser import PATIENCE_MS, browser, flat_numbers, looking_at
+from tests.browser import browser, flat_numbers, looking_at
 from tests.cli.command import eyas
 from tests.dashboard.serving import dashboard
 
@@ -33,9 +33,7 @@ def test_the_page_draws_and_its_numbers_are_those_of_status(finished: Path) -> N
                 assert numbers == {key: expected[key] for key in numbers}
                 assert len(numbers) > 30
                 assert seen.overflow() == 0
-                seen.page.wait_for_function(
-                    "Number(document.documentElement.dataset.looks) >= 2", timeout=PATIENCE_MS
-                )
+                seen.wait_for("Number(document.documentElement.dataset.looks) >= 2")
                 assert seen.drawn_charts() == seen.page.locator(".plot").count()
                 assert seen.faults == []
                 assert all(
@@ -55,28 +53,24 @@ def test_a_page_left_open_follows_the_run_also_through_a_crash_and_damage(copy: 
             folder = copy / "logs" / "attempt-0002"
             folder.mkdir()
             (folder / "events.jsonl").write_text("\n".join(run_events()) + "\n")
-            seen.page.wait_for_function(
-                "document.querySelector('[data-key=\"running.done\"]')?.dataset.value === '640'",
-                timeout=PATIENCE_MS,
-            )
+            seen.wait_for("document.querySelector('[data-key=\"running.done\"]')?.dataset.value === '640'")
             assert "eyas run is at work: extract, capture, 64% done" in seen.page.inner_text("#now")
         # the lock went without an end of the attempt: the run was killed
-        seen.page.wait_for_function(
+        seen.wait_for(
             "document.querySelector('#now').innerText.includes('attempt-0002')"
-            " || document.querySelector('#timeline').innerText.includes('killed, or the machine went down')",
-            timeout=PATIENCE_MS,
+            " || document.querySelector('#timeline').innerText.includes('killed, or the machine went down')"
         )
         segment = next((copy / "store" / "segments").glob("*.safetensors"))
         segment.write_bytes(segment.read_bytes()[:-9])
-        seen.page.wait_for_selector(f"text={segment.name}", timeout=PATIENCE_MS)
+        seen.page.wait_for_selector(f"text={segment.name}")
         assert seen.page.locator(".warning:visible").count() >= 1
         assert seen.faults == []
         # a configuration that cannot be read: the page says so and comes back by itself
         text = (copy / "eyas.toml").read_text()
         (copy / "eyas.toml").write_text("not toml [")
-        seen.page.wait_for_selector("#contact:visible", timeout=PATIENCE_MS)
+        seen.page.wait_for_selector("#contact:visible")
         (copy / "eyas.toml").write_text(text)
-        seen.page.wait_for_selector("#contact", state="hidden", timeout=PATIENCE_MS)
+        seen.page.wait_for_selector("#contact", state="hidden")
 
 
 def run_events() -> list[str]:

@@ -89,7 +89,7 @@ def eyas_ids(root: Path) -> list[str]:
 
 
 def test_markdown_tells_the_same(finished: Path) -> None:
-    done = eyas("report", "--project", finished, "--format", "md", "--output", "-")
+    done = eyas("report", "--project", finished, "--format", "md", "--stdout")
     assert done.code == 0
     measured = json.loads((finished / "reports" / "evaluation.json").read_text())
     assert f"{measured['acceptance_length']:.3f} tokens per target forward" in done.out

@@ -17,13 +17,15 @@ def report(
     *,
     format: Literal["html", "md"] = "html",
     output: Path | None = None,
+    stdout: bool = False,
     common: Common = Common(),  # noqa: B008 - frozen
 ) -> int:
     """Write what the project holds and how it came about: one file that opens offline.
 
     Args:
         format: html (tables and charts) or md (tables).
-        output: where to; reports/report.html or .md of the project when left out, - for stdout.
+        output: where to; reports/report.html or .md of the project when left out.
+        stdout: print it instead of writing a file.
     """
     project = common.open()
     view = overview(project, common.suffix)
@@ -35,7 +37,7 @@ def report(
         from eyas.report.markdown import markdown
 
         text = markdown(view)
-    if output == Path("-"):
+    if stdout:
         sys.stdout.write(text)
         return 0
     path = output or project.layout.reports / f"report.{format}"
