@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -63,25 +63,43 @@ class TrainingView:
     data_wait_share: float
 
 
-_metrics: dict[Path, tuple[Growing, _Rows]] = {}
-_views: dict[Path, tuple[int, TrainingView | None]] = {}
+@dataclass(frozen=True)
+class _Part:
+    """A point and the seconds behind its share of waiting."""
+
+    point: TrainPoint
+    waited: float
+    spent: float
+
+
+@dataclass
+class _Course:
+    """The metrics of one project as far as they were read; ``parts`` keeps the means of whole stretches."""
+
+    log: Growing
+    rows: _Rows = field(default_factory=dict)
+    parts: dict[tuple[int, int, int], _Part] = field(default_factory=dict)
+    seen: int = -1
+    view: TrainingView | None = None
+
+
+_courses: dict[Path, _Course] = {}
 _turn = Lock()
 
 
 def training_view(project: Project) -> TrainingView | None:
-    """The course of training; None before its first step. Only what was added is read."""
+    """The course of training; None before its first step. Only what was added is read and averaged."""
     path = project.layout.metrics
     with contextlib.suppress(OSError), _turn:
-        log, rows = _metrics.get(path) or (Growing(path), {})
-        lines, is_new = log.news()
+        course = _courses.setdefault(path, _Course(Growing(path)))
+        lines, is_new = course.log.news()
         if is_new:
-            rows, _ = {}, _views.pop(path, None)
-        _metrics[path] = (log, rows)
-        _note(rows, lines)
-        known = _views.get(path)
-        if known is None or known[0] != log.offset:
-            _views[path] = (log.offset, _view(rows))
-        return _views[path][1]
+            course = _courses[path] = _Course(course.log)
+        if _note(course.rows, lines):
+            course.parts.clear()
+        if course.seen != course.log.offset:
+            course.seen, course.view = course.log.offset, _view(course)
+        return course.view
     return None
 
 
@@ -98,65 +116,74 @@ def _by_step(content: bytes) -> _Rows:
     return {kind: dict(sorted(found.items())) for kind, found in rows.items()}
 
 
-def _note(rows: _Rows, lines: Sequence[bytes]) -> None:
-    """Add rows by kind and step; what is no whole row is left out."""
+def _note(rows: _Rows, lines: Sequence[bytes]) -> bool:
+    """Add rows by kind and step, what is no whole row is left out; says whether one took another's place."""
+    is_replaced = False
     for line in lines:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             row = json.loads(line)
-            rows.setdefault(row["kind"], {})[int(row["step"])] = row
+            known, step = rows.setdefault(row["kind"], {}), int(row["step"])
+            is_replaced = is_replaced or step in known
+            known[step] = row
+    return is_replaced
 
 
-def _view(rows: _Rows) -> TrainingView | None:
+def _view(course: _Course) -> TrainingView | None:
+    rows = course.rows
     trained = [row for _, row in sorted(rows.get("train", {}).items())]
     if not trained:
         return None
     saved = rows.get("checkpoint", {}).values()
+    length = max(1, -(-len(trained) // MAX_POINTS))
+    parts = []
+    for start in range(0, len(trained), length):
+        part = trained[start : start + length]
+        key = (start, len(part), part[-1]["step"])
+        if key not in course.parts:
+            course.parts[key] = _part(part, trained[start - 1] if start else None)
+        parts.append(course.parts[key])
+    waited, spent = sum(part.waited for part in parts), sum(part.spent for part in parts)
     return TrainingView(
         num_steps=trained[-1]["step"],
-        points=tuple(_points(trained)),
+        points=tuple(part.point for part in parts),
         validations=tuple(_validations(dict(sorted(rows.get("validation", {}).items())))),
         num_skipped=len(rows.get("skipped", {})),
         num_checkpoints=len(saved),
         checkpoint_seconds=sum(_float(row.get("seconds")) for row in saved),
-        data_wait_share=_wait_share(trained),
+        data_wait_share=waited / spent if spent else 0.0,
     )
 
 
-def _points(rows: Sequence[dict[str, Any]]) -> list[TrainPoint]:
-    length = max(1, -(-len(rows) // MAX_POINTS))
-    points = []
-    for start in range(0, len(rows), length):
-        part = rows[start : start + length]
-        num_steps = max(len(row.get("step_loss") or ()) for row in part)
-        points.append(
-            TrainPoint(
-                step=part[-1]["step"],
-                at=str(part[-1].get("at", "")),
-                loss=_mean([row.get("loss") for row in part]) or 0.0,
-                step_loss=tuple(
-                    _mean([row["step_loss"][j] for row in part if len(row.get("step_loss") or ()) > j])
-                    for j in range(num_steps)
-                ),
-                learning_rate=_mean([row.get("lr") for row in part]) or 0.0,
-                gradient_norm=_mean([row.get("grad_norm") for row in part]) or 0.0,
-                tokens_per_second=_mean([row.get("tokens_per_second") for row in part]) or 0.0,
-                data_wait_share=_wait_share(part),
-            )
-        )
-    return points
+def _part(rows: Sequence[dict[str, Any]], before: dict[str, Any] | None) -> _Part:
+    """The means of a stretch of steps.
 
-
-def _wait_share(rows: Sequence[dict[str, Any]]) -> float:
-    """Share of the time in which training waited for its next batch."""
-    waited = total = 0.0
-    before: int | None = None
+    Args:
+        before: the row ahead of it, from which its first step counts its tokens.
+    """
+    waited = spent = 0.0
+    last = None if before is None else _float(before.get("tokens"))
     for row in rows:
-        rate, tokens = _float(row.get("tokens_per_second")), int(row.get("tokens") or 0)
-        if before is not None and rate > 0 and tokens > before:
-            waited += _float(row.get("data_wait_seconds"))
-            total += (tokens - before) / rate
-        before = tokens
-    return min(1.0, waited / total) if total else 0.0
+        rate, tokens = _float(row.get("tokens_per_second")), _float(row.get("tokens"))
+        if last is not None and rate > 0 and tokens > last:
+            seconds = (tokens - last) / rate
+            spent += seconds
+            waited += min(seconds, _float(row.get("data_wait_seconds")))
+        last = tokens
+    num_steps = max(len(row.get("step_loss") or ()) for row in rows)
+    point = TrainPoint(
+        step=rows[-1]["step"],
+        at=str(rows[-1].get("at", "")),
+        loss=_mean([row.get("loss") for row in rows]) or 0.0,
+        step_loss=tuple(
+            _mean([row["step_loss"][j] for row in rows if len(row.get("step_loss") or ()) > j])
+            for j in range(num_steps)
+        ),
+        learning_rate=_mean([row.get("lr") for row in rows]) or 0.0,
+        gradient_norm=_mean([row.get("grad_norm") for row in rows]) or 0.0,
+        tokens_per_second=_mean([row.get("tokens_per_second") for row in rows]) or 0.0,
+        data_wait_share=waited / spent if spent else 0.0,
+    )
+    return _Part(point, waited, spent)
 
 
 def _validations(rows: dict[int, dict[str, Any]]) -> list[ValidationPoint]:
