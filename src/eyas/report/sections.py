@@ -195,9 +195,7 @@ def _data(view: Overview) -> Section:
     for title, groups in (("By domain", data.domains), ("By source", data.sources)):
         rows = [(d.name, d.records, d.kept, d.dropped, d.samples or d.prompts) for d in groups[:40]]
         tables.append(_table(title, ("name", "records", "kept", "dropped", "samples or prompts"), rows))
-    tables.append(
-        _table("Left out, by reason", ("reason", "count"), sorted(data.drops.items(), key=lambda d: -d[1]))
-    )
+    tables.append(_table("Left out, by reason", ("reason", "count"), _by_count(data.drops)))
     tables.append(_table("Answers", ("how they ended", "count"), sorted(data.answers.items())))
     tables.append(_table("Worth a look", ("note", "count"), sorted(data.notes.items())))
     return Section("data", "Data", tables=_filled(tables))
@@ -217,7 +215,7 @@ def _extraction(view: Overview) -> Section:
                     did if run.ended else "not finished", tokens, "" if rate is None else f"{rate:,.0f}",
                 ))  # fmt: skip
     columns = ("attempt", "stage", "started", "took", "samples or answers", "tokens", "tokens/s")
-    failures = sorted(view.failure_reasons.items(), key=lambda failure: -failure[1])
+    failures = _by_count(view.failure_reasons)
     named = [(f.id, f.state, f.failures, f.reason) for f in view.status.failures]
     tables = [
         _table("Attempts", columns, rows[-_MAX_ATTEMPTS:]),
@@ -326,6 +324,10 @@ def _did(attempt: AttemptView) -> str:
 def _provenance(view: Overview) -> Section:
     rows = [(fact.group, fact.name, fact.value) for fact in view.provenance]
     return Section("provenance", "Provenance", tables=(_table("", ("of", "what", "value"), rows),))
+
+
+def _by_count(counts: dict[str, int]) -> list[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda entry: entry[1], reverse=True)
 
 
 def _rates(rates: Sequence[float]) -> str:
