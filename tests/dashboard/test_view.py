@@ -44,9 +44,7 @@ def test_an_old_view_is_not_given(fresh: Path, monkeypatch: pytest.MonkeyPatch) 
     assert live.get() is not live.get()
 
 
-def test_an_error_is_told_and_forgotten_when_it_is_mended(
-    fresh: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_is_told_until_it_is_mended(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STALE_SECONDS", 0.0)
     live = LiveView(lambda: Project.open(fresh))
     live.get()
