@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import sqlite3
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -21,7 +22,7 @@ from eyas.pipeline.attempt import recent_events
 from eyas.pipeline.lock import hold_lock
 from eyas.report.status import project_status
 from eyas.stages.project import Project
-from tests.cli.command import eyas
+from tests.cli.command import eyas, eyas_process
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -209,3 +210,18 @@ def test_the_schema_is_up_to_date() -> None:
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     assert (DOCS / "status.schema.json").read_text() == module.status_schema(), "run: make docs"
+
+
+def test_watch_gives_a_line_a_look_and_ends_well_when_interrupted(fresh: Path) -> None:
+    process = eyas_process("status", "--watch", "--json", "--every", "0.2", "--project", fresh)
+    try:
+        assert process.stdout is not None
+        for _ in range(2):
+            jsonschema.validate(json.loads(process.stdout.readline()), schema())
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=240)
+        assert (process.returncode, err) == (0, "")
+    finally:
+        process.kill()
+        process.communicate()
+    assert eyas("status", "--watch", "--every", "0", "--project", fresh).code == 2
