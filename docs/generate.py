@@ -1,6 +1,4 @@
-"""Write docs/reference.md (verbs, configuration, exit codes, errors) and docs/status.schema.json.
-
-Both are made from the code.
+"""Write docs/reference.md and docs/status.schema.json from the code.
 
 Run it after a change (`make docs`); a test compares the file with what this gives.
 """

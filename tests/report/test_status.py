@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import sqlite3
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -21,7 +22,7 @@ from eyas.pipeline.attempt import recent_events
 from eyas.pipeline.lock import hold_lock
 from eyas.report.status import project_status
 from eyas.stages.project import Project
-from tests.cli.command import eyas
+from tests.cli.command import eyas, eyas_process
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -76,7 +77,7 @@ def test_a_finished_project_counts_what_the_folder_holds(finished: Path) -> None
     assert (stages["regenerate"]["samples"], stages["regenerate"]["tokens"]) == (samples, tokens)
     on_disk = sum(p.stat().st_size for p in (finished / "store").rglob("*") if p.is_file())
     assert stages["extract"]["bytes"] == on_disk
-    everything = sum(p.lstat().st_size for p in finished.rglob("*") if p.is_file() or p.is_symlink())
+    everything = sum(p.stat().st_size for p in finished.rglob("*") if p.is_file() and not p.is_symlink())
     assert view["disk"]["used_bytes"] == everything
     rows = [json.loads(line) for line in (finished / "drafter" / "metrics.jsonl").read_text().splitlines()]
     last = [row for row in rows if row["kind"] == "train"][-1]
@@ -90,8 +91,12 @@ def test_a_finished_project_counts_what_the_folder_holds(finished: Path) -> None
 def test_a_running_project_says_rate_and_an_honest_range(running: Path) -> None:
     view = look(running)
     now = view["running"]
-    assert (now["pid"], now["stage"]) == (os.getpid(), "extract")
-    assert (now["done"], now["facts"]) == (950, {"bytes": 77})
+    assert (now["pid"], now["stage"], now["done"], now["facts"]) == (
+        os.getpid(),
+        "extract",
+        950,
+        {"bytes": 77},
+    )
     assert now["seconds_left_low"] < 5.0 < now["seconds_left_high"]
     # the last beat was 8 s ago
     assert 7 < now["silent_seconds"] < 300
@@ -126,7 +131,9 @@ def test_set_aside_samples_and_files_have_their_reasons(copy: Path) -> None:
     with sqlite3.connect(copy / "state" / "ledger.db") as ledger:
         (name,) = ledger.execute("SELECT id FROM samples ORDER BY id LIMIT 1").fetchone()
         ledger.execute(
-            "UPDATE samples SET state = 'set_aside', failures = 3, reason = 'all zero' WHERE id = ?", (name,)
+            "UPDATE samples SET state = 'set_aside', segment = NULL, failures = 3, reason = 'all zero'"
+            " WHERE id = ?",
+            (name,),
         )
     view = look(copy)
     assert view["failures"] == [{"id": name, "state": "set_aside", "failures": 3, "reason": "all zero"}]
@@ -203,3 +210,18 @@ def test_the_schema_is_up_to_date() -> None:
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     assert (DOCS / "status.schema.json").read_text() == module.status_schema(), "run: make docs"
+
+
+def test_watch_gives_a_line_a_look_and_ends_well_when_interrupted(fresh: Path) -> None:
+    process = eyas_process("status", "--watch", "--json", "--every", "0.2", "--project", fresh)
+    try:
+        assert process.stdout is not None
+        for _ in range(2):
+            jsonschema.validate(json.loads(process.stdout.readline()), schema())
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=240)
+        assert (process.returncode, err) == (0, "")
+    finally:
+        process.kill()
+        process.communicate()
+    assert eyas("status", "--watch", "--every", "0", "--project", fresh).code == 2

@@ -36,6 +36,11 @@ class Common:
         return Project.open(self.project, self.set)
 
     @property
+    def words(self) -> list[str]:
+        """The options that make another eyas see the same project."""
+        return ["--project", str(self.project.resolve()), *(f"--set={value}" for value in self.set)]
+
+    @property
     def suffix(self) -> str:
         """What to add to a suggested command so that it finds the same project on the same host."""
         if told := os.environ.get(SUFFIX_VARIABLE):

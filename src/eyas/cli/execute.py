@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from eyas.base.errors import EyasError
 from eyas.base.units import format_seconds
 from eyas.cli.common import Common
+from eyas.cli.notifying import watch_from_outside
 from eyas.cli.output import next_command, note, print_json, table
 from eyas.cli.progress import listener
 from eyas.pipeline.lock import current_holder
@@ -41,6 +42,7 @@ def execute(
     if detach:
         return _detach(project, verb, common)
     started = time.monotonic()
+    watch_from_outside(project, common.words)
     result = run(
         project,
         verb=verb,

@@ -18,6 +18,7 @@ _ANY_WIDTH = 10_000
 def print_json(value: object) -> None:
     """One JSON object on stdout."""
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+    sys.stdout.flush()
 
 
 def print_error(error: EyasError, as_json: bool) -> None:

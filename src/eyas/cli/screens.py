@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 from eyas.base.units import format_bytes, format_count, format_seconds
 from eyas.report.now import LastAttempt, Running
 from eyas.report.stage_status import StageStatus
-from eyas.report.status import ProjectStatus
+from eyas.report.status import Failure, ProjectStatus
 from eyas.report.training_status import TrainingStatus
+from eyas.report.words import at_minute, time_left_text
 
-_SHOWN_FAILURES, _SHOWN_FILES, _SHOWN_MESSAGES = 5, 3, 2
+_SHOWN_PROBLEMS, _SHOWN_FAILURES, _SHOWN_FILES, _SHOWN_MESSAGES = 8, 5, 3, 2
 _MARKS = {"done": "+", "skipped": "-", "partial": "~", "pending": ".", "waiting": ".", "stale": "!"}
 _INDENT = 12
 
 
 def status_lines(view: ProjectStatus, width: int = 80) -> list[str]:
-    """The lines of the screen; those that hold a name or a reason are cut to ``width``."""
+    """The lines of the screen; what is longer than ``width`` goes on in the next line."""
     lines = [view.project, f"target {Path(view.target).name or view.target}", ""]
     lines += _stage_table(view)
-    marks = [f"! {problem}" for problem in view.problems]
+    marks = [f"! {problem}" for problem in view.problems[:_SHOWN_PROBLEMS]]
+    if len(view.problems) > _SHOWN_PROBLEMS:
+        marks.append(f"! and {len(view.problems) - _SHOWN_PROBLEMS} more: eyas status --json")
     for stage in view.stages:
         marks += [f"! {stage.name} was made by another recipe: {d}" for d in stage.differences]
     lines += ["", *marks, ""] if marks else [""]
@@ -36,7 +40,7 @@ def status_lines(view: ProjectStatus, width: int = 80) -> list[str]:
     lines += _disk_lines(view)
     if view.running is not None and view.then:
         lines += _block("then", [", ".join(view.then)])
-    return [_cut(line, width) for line in lines]
+    return [part for line in lines for part in _wrapped(line, width)]
 
 
 def _stage_table(view: ProjectStatus) -> list[str]:
@@ -82,7 +86,9 @@ def _stage_cells(stage: StageStatus, is_running: bool) -> list[str]:
 
 
 def _running_lines(running: Running) -> list[str]:
-    lines = [f"eyas {running.verb}, process {running.pid} on {running.host}, since {_clock(running.since)}"]
+    lines = [
+        f"eyas {running.verb}, process {running.pid} on {running.host}, since {at_minute(running.since)} UTC"
+    ]
     if running.stage:
         share = f" ({100 * running.done / running.total:.0f}%)" if running.total else ""
         lines.append(
@@ -96,31 +102,6 @@ def _running_lines(running: Running) -> list[str]:
     if running.silent_seconds is not None:
         lines.append(f"last event {format_seconds(running.silent_seconds)} ago")
     return _block("running", lines)
-
-
-def time_left_text(running: Running) -> str:
-    """``12 min to 15 min left``, or nothing when nobody can say."""
-    low, high = running.seconds_left_low, running.seconds_left_high
-    if running.seconds_left is None or running.done >= running.total:
-        return ""
-    if low is None:
-        return "too early to say how long"
-    if high is None:
-        return f"{rough_seconds(low)} left or much more: it hardly moves"
-    if rough_seconds(low) == rough_seconds(high):
-        return f"about {rough_seconds(low)} left"
-    return f"{rough_seconds(low)} to {rough_seconds(high)} left"
-
-
-def rough_seconds(seconds: float) -> str:
-    """A duration as precise as an estimate deserves: ``40 s``, ``12 min``, ``3.5 h``, ``2.1 d``."""
-    if seconds < 55:
-        return f"{max(5, 5 * round(seconds / 5))} s"
-    if seconds < 5400:
-        return f"{max(1, round(seconds / 60))} min"
-    if seconds < 129_600:
-        return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 86_400:.1f} d"
 
 
 def _attempt_lines(last: LastAttempt | None, count: int) -> list[str]:
@@ -163,13 +144,20 @@ def _set_aside_lines(view: ProjectStatus) -> list[str]:
     lines = []
     if view.set_aside_samples:
         lines.append(f"{format_count(view.set_aside_samples)} samples after their retries")
-    for failed in view.failures[:_SHOWN_FAILURES]:
-        lines.append(f"{failed.id} {failed.state}, {failed.failures} tries: {failed.reason}")
+    reasons: dict[str, list[Failure]] = {}
+    for failed in view.failures:
+        reasons.setdefault(failed.reason, []).append(failed)
+    left = _SHOWN_FAILURES
+    for reason, failures in reasons.items():
+        if left > 0:
+            lines.append(reason)
+        for failed in failures[:left]:
+            lines.append(f"  {failed.id} {failed.state}, {failed.failures} tries")
+        left -= min(left, len(failures))
     if len(view.failures) > _SHOWN_FAILURES:
         lines.append("more of them: eyas status --json")
     if view.set_aside_files:
-        noun = "file or folder" if view.set_aside_files == 1 else "files and folders"
-        lines.append(f"{view.set_aside_files} {noun} in set-aside/")
+        lines.append(f"in set-aside/: {view.set_aside_files}")
     lines += [f"  {moved.name}: {moved.reason}" for moved in view.set_aside[:_SHOWN_FILES]]
     return _block("set aside", lines)
 
@@ -191,10 +179,9 @@ def _rate(rate: float) -> str:
     return format_count(rate) if rate >= 10 else f"{rate:.2g}"
 
 
-def _clock(at: str) -> str:
-    """``2026-11-30 03:12`` of a time in UTC."""
-    return f"{at[:10]} {at[11:16]} UTC" if len(at) >= 16 and at[10] == "T" else at
-
-
-def _cut(line: str, width: int) -> str:
-    return line if len(line) <= width else line[: width - 3] + "..."
+def _wrapped(line: str, width: int) -> list[str]:
+    """A line in as many as it needs; those that follow are indented as its text is."""
+    if len(line) <= width:
+        return [line]
+    indent = _INDENT if line[:_INDENT].endswith("  ") else 2
+    return textwrap.wrap(line, width, subsequent_indent=" " * indent, break_on_hyphens=False)

@@ -400,6 +400,20 @@ class ClientConfig(Section):
     """Patience with a whole answer."""
 
 
+NoticeKind = Literal["stalled", "stopped", "disk_low", "damage", "finished"]
+
+
+class NotifyConfig(Section):
+    """Who is told when something happens."""
+
+    urls: tuple[str, ...] = ()
+    """Addresses in apprise's form (``mailto://``, ``slack://``); ``env:NAME`` takes one from a variable."""
+    on: tuple[NoticeKind, ...] = Field(
+        default=("stalled", "stopped", "disk_low", "damage", "finished"), min_length=1
+    )
+    """What is worth a message."""
+
+
 class EyasConfig(Section):
     """A whole ``eyas.toml``."""
 
@@ -422,6 +436,7 @@ class EyasConfig(Section):
     recovery: RecoveryConfig = RecoveryConfig()
     serve: ServeConfig = ServeConfig()
     client: ClientConfig = ClientConfig()
+    notify: NotifyConfig = NotifyConfig()
 
     @model_validator(mode="after")
     def _answers_fit(self) -> EyasConfig:

@@ -36,7 +36,7 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
     return []
 
 
-def recent_events(folder: Path, max_bytes: int = 1 << 20) -> list[dict[str, Any]]:
+def recent_events(folder: Path, max_bytes: int = 1 << 18) -> list[dict[str, Any]]:
     """The first event of an attempt and those of the last ``max_bytes`` of its log, oldest first.
 
     Days of beats make a log too long to be read whole by a verb that has to answer at once.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 MIN_SECONDS = 20.0
 """Before that much of a phase was seen, nothing is said."""
@@ -44,7 +44,7 @@ def time_left(beats: Sequence[tuple[float, float]], total: float) -> TimeLeft | 
     count = min(_WINDOWS, len(beats) - 1)
     width = (end - start) / count
     edges = [_done_at(beats, start + i * width) for i in range(count + 1)]
-    rates = [(after - before) / width for before, after in itertools.pairwise(edges)]
+    rates = [(after - before) / width for before, after in pairwise(edges)]
     mean = statistics.fmean(rates)
     error = 2 * statistics.stdev(rates) / len(rates) ** 0.5
     quarter = max(1, len(rates) // 4)
@@ -58,7 +58,7 @@ def time_left(beats: Sequence[tuple[float, float]], total: float) -> TimeLeft | 
 
 def _done_at(beats: Sequence[tuple[float, float]], moment: float) -> float:
     """Units done at a moment, interpolated between beats."""
-    for (t0, d0), (t1, d1) in itertools.pairwise(beats):
+    for (t0, d0), (t1, d1) in pairwise(beats):
         if moment <= t1:
             return d0 + (d1 - d0) * (moment - t0) / (t1 - t0) if t1 > t0 else d1
     return beats[-1][1]

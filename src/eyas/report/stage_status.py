@@ -17,7 +17,7 @@ _FOLDERS = {
     "regenerate": ("data/answers", "data/samples"),
     "extract": ("store",),
     "train": ("drafter",),
-    "evaluate": ("reports",),
+    "evaluate": ("reports/evaluation.json",),
     "export": ("exports",),
 }
 

@@ -66,15 +66,16 @@ class Disk:
 class ProjectStatus:
     """One look at a project.
 
-    ``failures`` names samples that failed or are set aside, most failures first, and ``set_aside`` files,
-    newest first (both at most 20); ``next_command`` is None when nothing is left, ``then`` are the stages
-    after the present one.
+    ``damages`` are those of the ``problems`` that a run mends by making something again. ``failures`` names
+    samples that failed or are set aside, most failures first, and ``set_aside`` files, newest first (both
+    at most 20); ``next_command`` is None when nothing is left, ``then`` are the stages after the present one.
     """
 
     project: str
     target: str
     stages: tuple[StageStatus, ...]
     problems: tuple[str, ...]
+    damages: tuple[str, ...]
     running: Running | None
     last_attempt: LastAttempt | None
     num_attempts: int
@@ -102,7 +103,7 @@ def project_status(project: Project, suffix: str = "") -> ProjectStatus:
         suffix: added to suggested commands (``--project DIR``).
     """
     layout = project.layout
-    views, problems = _look(project)
+    views, problems, damages = _look(project)
     damaged = bool(problems)
     holder = current_holder(layout.state)
     folders = attempt_folders(layout.logs)
@@ -120,6 +121,7 @@ def project_status(project: Project, suffix: str = "") -> ProjectStatus:
         target=project.config.target.model,
         stages=tuple(stage_status(project, view, sizes) for view in views),
         problems=tuple(problems),
+        damages=tuple(damages),
         running=now,
         last_attempt=last_attempt(folders[-1], events, holder is not None) if folders else None,
         num_attempts=len(folders),
@@ -138,12 +140,16 @@ def project_status(project: Project, suffix: str = "") -> ProjectStatus:
     )
 
 
-def _look(project: Project) -> tuple[list[StageView], list[str]]:
+def _look(project: Project) -> tuple[list[StageView], list[str], list[str]]:
+    """Views, problems, and those of the problems that are damage."""
     views: list[StageView] = []
     problems: list[str] = []
+    damages: list[str] = []
     for stage in STAGES:
         try:
-            problems += [f"{stage.name}: damaged: {d}" for d in stage.damages(project, deep=False)]
+            found = [f"{stage.name}: damaged: {d}" for d in stage.damages(project, deep=False)]
+            problems += found
+            damages += found
             views.append(stage.look(project))
         except BROKEN as error:
             problem = f"{stage.name}: {_first_line(error)}"
@@ -151,7 +157,7 @@ def _look(project: Project) -> tuple[list[StageView], list[str]]:
             if not any(known.partition(": ")[2] == problem.partition(": ")[2] for known in problems):
                 problems.append(problem)
             views.append(StageView(stage.name, "waiting", detail={"problem": _first_line(error)}))
-    return views, problems
+    return views, problems, damages
 
 
 def _first_line(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from eyas.stages.project import Project
 from eyas.stages.records import checkpoint_folders
 
-_TAIL_BYTES = 1 << 18
+_TAIL_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)

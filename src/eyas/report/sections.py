@@ -1,0 +1,361 @@
+"""The report as sections of tables, before it becomes HTML or Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from eyas.base.units import format_bytes, format_count, format_seconds
+from eyas.report.history import AttemptView
+from eyas.report.now import LastAttempt, Running
+from eyas.report.overview import Overview
+from eyas.report.words import at_minute, time_left_text
+
+_MAX_ATTEMPTS = 60
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell; ``key`` and ``value`` give the number behind the text, as ``status --json`` has it."""
+
+    text: str
+    key: str = ""
+    value: float | int | str | None = None
+    number: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows below a heading; without ``columns`` it is a list of names and values."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page: a sentence, tables, and charts by its id; ``empty`` is said in place of nothing."""
+
+    id: str
+    title: str
+    text: str = ""
+    tables: tuple[Table, ...] = ()
+    empty: str = ""
+    warnings: tuple[str, ...] = field(default=())
+
+
+def headline(view: Overview) -> str:
+    """One sentence: what goes on, or how it ended."""
+    status = view.status
+    if status.running is not None:
+        return running_text(status.running)
+    if all(stage.state in ("done", "skipped") for stage in status.stages) and not status.problems:
+        return "Everything is done."
+    return last_text(status.last_attempt)
+
+
+def running_text(running: Running) -> str:
+    """``eyas run is at work: extract, capture, 31% done, 12 min to 15 min left.``"""
+    if not running.stage:
+        return f"eyas {running.verb} is starting."
+    parts = [f"{running.stage}, {running.label}"]
+    if running.total:
+        parts.append(f"{100 * running.done / running.total:.0f}% done")
+    left = time_left_text(running)
+    return f"eyas {running.verb} is at work: {', '.join([*parts, *([left] if left else [])])}."
+
+
+def last_text(last: LastAttempt | None) -> str:
+    """How the newest attempt ended, in a sentence."""
+    if last is None:
+        return "Nothing was run yet."
+    known = {
+        "done": "ended well",
+        "Stopped": "was stopped, its state is saved",
+        "unfinished": "did not end by itself: it was killed, or the machine went down",
+        "running": "runs",
+    }
+    ended = known.get(last.outcome) or f"ended with {last.outcome}: {last.what or 'no reason given'}"
+    return f"{last.name} {ended}."
+
+
+def sections(view: Overview) -> list[Section]:
+    """All sections, in the order of the pipeline."""
+    return [
+        _now(view),
+        _data(view),
+        _extraction(view),
+        _store(view),
+        _training(view),
+        _evaluation(view),
+        _timeline(view),
+        _provenance(view),
+    ]
+
+
+def _now(view: Overview) -> Section:
+    status = view.status
+    rows = []
+    for stage in status.stages:
+        key = f"stages.{stage.name}"
+        is_running = status.running is not None and status.running.stage == stage.name
+        total = "" if stage.total in (None, stage.done) else f" of {format_count(stage.total or 0)}"
+        count = f"{format_count(stage.done)}{total} {stage.unit}" if stage.total is not None else ""
+        rows.append((
+            Cell(stage.name),
+            Cell("running" if is_running else stage.state, f"{key}.state", stage.state),
+            Cell(count, f"{key}.done", stage.done),
+            _count(stage.samples, f"{key}.samples"),
+            _count(stage.tokens, f"{key}.tokens"),
+            Cell(format_bytes(stage.bytes) if stage.bytes else "", f"{key}.bytes", stage.bytes, number=True),
+        ))  # fmt: skip
+    stages = Table("", ("stage", "state", "done", "samples", "tokens", "on disk"), tuple(rows))
+    stale = [f"{s.name} was made by another recipe: {d}" for s in status.stages for d in s.differences]
+    return Section("now", "Now", headline(view), (stages, _facts(view)), warnings=(*status.problems, *stale))
+
+
+def _facts(view: Overview) -> Table:
+    status, disk, now = view.status, view.status.disk, view.status.running
+    rows: list[tuple[Cell, Cell]] = []
+
+    def add(name: str, text: str, key: str = "", value: float | int | str | None = None) -> None:
+        rows.append((Cell(name), Cell(text, key, value)))
+
+    if now is not None and now.stage:
+        done = f"{format_count(now.done)} of {format_count(now.total)} {now.unit}"
+        add("at work", f"{now.stage}: {now.label} {done}", "running.done", now.done)
+        add("rate of this attempt", f"{now.rate:,.4g} {now.unit}/s", "running.rate", now.rate)
+        if now.silent_seconds is not None:
+            add("last event", f"{format_seconds(now.silent_seconds)} ago")
+    elif status.last_attempt is not None and status.last_attempt.last_event:
+        add("last event", at_minute(status.last_attempt.last_event))
+    if status.training is not None:
+        trained = status.training
+        if trained.checkpoint is not None:
+            age = (
+                ""
+                if trained.checkpoint_seconds is None
+                else f", {format_seconds(trained.checkpoint_seconds)} old"
+            )
+            add("last checkpoint", f"{trained.checkpoint}{age}")
+        if trained.validation_acceptance_length is not None:
+            add(
+                "last validation",
+                f"acceptance length {trained.validation_acceptance_length:.3f} "
+                f"at step {trained.validation_step}",
+                "training.validation_acceptance_length",
+                trained.validation_acceptance_length,
+            )
+    add("project on disk", format_bytes(disk.used_bytes), "disk.used_bytes", disk.used_bytes)
+    add("free", format_bytes(disk.free_bytes))
+    if disk.left_bytes is not None:
+        fits = "it fits" if disk.fits else "it does not fit"
+        add(
+            "still to be written",
+            f"{format_bytes(disk.left_bytes)}: {fits}",
+            "disk.left_bytes",
+            disk.left_bytes,
+        )
+    if status.set_aside_samples:
+        add(
+            "samples set aside",
+            format_count(status.set_aside_samples),
+            "set_aside_samples",
+            status.set_aside_samples,
+        )
+    if status.set_aside_files:
+        add(
+            "files set aside", format_count(status.set_aside_files), "set_aside_files", status.set_aside_files
+        )
+    for todo in status.open_todos[:5]:
+        add("todo", todo)
+    if status.then:
+        add("then" if now else "left", ", ".join(status.then))
+    add("next", status.next_command or "nothing to do")
+    return Table("", (), tuple(rows))
+
+
+def _data(view: Overview) -> Section:
+    data = view.data
+    if data is None:
+        return Section("data", "Data", empty="Nothing is prepared yet.")
+    share = f"{data.supervised_tokens / data.tokens:.1%}" if data.tokens else "-"
+    facts = _pairs([
+        ("records read", f"{data.records:,}"),
+        ("conversations kept", f"{data.kept:,} ({data.train_conversations:,} to train on, "
+                               f"{data.validation_conversations:,} held out)"),
+        ("samples", f"{data.samples:,}"),
+        ("tokens", f"{data.tokens:,}"),
+        ("supervised", f"{data.supervised_tokens:,} ({share})"),
+        ("cut to max_seq_len", f"{data.truncated:,}"),
+    ])  # fmt: skip
+    tables = [facts]
+    for title, groups in (("By domain", data.domains), ("By source", data.sources)):
+        rows = [(d.name, d.records, d.kept, d.dropped, d.samples or d.prompts) for d in groups[:40]]
+        tables.append(_table(title, ("name", "records", "kept", "dropped", "samples or prompts"), rows))
+    tables.append(_table("Left out, by reason", ("reason", "count"), _by_count(data.drops)))
+    tables.append(_table("Answers", ("how they ended", "count"), sorted(data.answers.items())))
+    tables.append(_table("Worth a look", ("note", "count"), sorted(data.notes.items())))
+    return Section("data", "Data", tables=_filled(tables))
+
+
+def _extraction(view: Overview) -> Section:
+    rows = []
+    for attempt in view.attempts:
+        for run in attempt.stages:
+            if run.stage in ("regenerate", "extract"):
+                numbers = run.numbers
+                did = numbers.get("captured", numbers.get("answered", ""))
+                tokens = numbers.get("tokens" if run.stage == "extract" else "answer_tokens", "")
+                rate = tokens / run.seconds if isinstance(tokens, int) and run.seconds > 0 else None
+                rows.append((
+                    attempt.name, run.stage, at_minute(run.started), format_seconds(run.seconds),
+                    did if run.ended else "not finished", tokens, "" if rate is None else f"{rate:,.0f}",
+                ))  # fmt: skip
+    columns = ("attempt", "stage", "started", "took", "samples or answers", "tokens", "tokens/s")
+    failures = _by_count(view.failure_reasons)
+    named = [(f.id, f.state, f.failures, f.reason) for f in view.status.failures]
+    tables = [
+        _table("Attempts", columns, rows[-_MAX_ATTEMPTS:]),
+        _table("Failed tries, by reason", ("reason", "tries"), failures),
+        _table("Samples that failed", ("sample", "state", "tries", "last reason"), named),
+    ]
+    return Section(
+        "extraction", "Answers and extraction", tables=_filled(tables), empty="Nothing was captured yet."
+    )
+
+
+def _store(view: Overview) -> Section:
+    store = view.store
+    if store is None:
+        return Section("store", "Store", empty="The store holds nothing yet.")
+    ratio = store.bytes / store.forecast_bytes if store.forecast_bytes else 0.0
+    facts = _pairs([
+        ("segments", f"{store.segments:,}, {store.verified:,} of them hashed after their commit"),
+        ("samples", f"{store.samples:,}"),
+        ("tokens", f"{store.tokens:,}"),
+        ("bytes", f"{format_bytes(store.bytes)}; the recipe says {format_bytes(store.forecast_bytes)}"),
+        ("bytes per token", f"{store.bytes_per_token:,.1f}; "
+                            f"the recipe says {store.forecast_bytes_per_token:,.1f}"),
+        ("actual to forecast", f"{ratio:.4f}"),
+    ])  # fmt: skip
+    return Section("store", "Store", tables=(facts,))
+
+
+def _training(view: Overview) -> Section:
+    training = view.training
+    if training is None:
+        return Section("training", "Training", empty="Training has not begun.")
+    facts = _pairs([
+        ("steps", f"{training.num_steps:,}"),
+        ("checkpoints written", f"{training.num_checkpoints:,}, "
+                                f"{format_seconds(training.checkpoint_seconds)} in all"),
+        ("steps skipped", f"{training.num_skipped:,}"),
+        ("time spent waiting for data", f"{training.data_wait_share:.1%}"),
+    ])  # fmt: skip
+    rows = [
+        (check.step, f"{check.loss[0]:.3f}", f"{check.top1[0]:.1%}", f"{check.acceptance_length:.3f}",
+         _rates(check.acceptance))
+        for check in training.validations if check.loss and check.top1
+    ]  # fmt: skip
+    columns = ("step", "loss", "top-1", "acceptance length", "acceptance by draft step")
+    return Section("training", "Training", tables=_filled([facts, _table("Held-out samples", columns, rows)]))
+
+
+def _evaluation(view: Overview) -> Section:
+    found = view.evaluation
+    if found is None:
+        return Section("evaluation", "Evaluation", empty="Nothing is measured yet.")
+    speed = "not timed"
+    if found.speedup and found.plain_tokens_per_second and found.drafted_tokens_per_second:
+        speed = (
+            f"{found.drafted_tokens_per_second:.1f} tokens/s with the drafter, "
+            f"{found.plain_tokens_per_second:.1f} without: {found.speedup:.2f} times"
+        )
+    equal = f"{found.equal_texts} of {found.num_answers} equal plain decoding"
+    if found.tied_texts or found.different_texts:
+        equal += f", {found.tied_texts} part at a numeric tie, {found.different_texts} are different"
+    facts = _pairs([
+        ("acceptance length", f"{found.total.acceptance_length:.3f} tokens per target forward "
+                              f"(bonus token counted), "
+                              f"{found.num_drafts} drafts a round, greedy"),
+        ("texts", equal),
+        ("speed, one prompt at a time", speed),
+        ("measured", f"{at_minute(found.at)}, {found.dtype}, {found.num_answers:,} answers, "
+                     f"{found.num_tokens:,} tokens"),
+    ])  # fmt: skip
+    rows = [
+        (row.name, row.num_prompts, f"{row.acceptance_length:.3f}",
+         _rates(row.conditional), _rates(row.unconditional))
+        for row in (found.total, *found.domains)
+    ]  # fmt: skip
+    columns = (
+        "domain",
+        "prompts",
+        "acceptance length",
+        "conditional by position",
+        "unconditional by position",
+    )
+    return Section("evaluation", "Evaluation", tables=_filled([facts, _table("By domain", columns, rows)]))
+
+
+def _timeline(view: Overview) -> Section:
+    rows = [
+        (a.name, a.verb, at_minute(a.started), format_seconds(a.seconds), a.outcome, _did(a), a.what or "")
+        for a in view.attempts[-_MAX_ATTEMPTS:]
+    ]
+    columns = ("attempt", "verb", "started (UTC)", "lasted", "outcome", "stages", "why")
+    wrong = [(at_minute(i.at), i.kind, i.text, i.mended or "open") for i in view.incidents]
+    moved = [(at_minute(m.at), m.name, m.reason) for m in view.status.set_aside]
+    tables = [
+        _table("Attempts", columns, rows),
+        _table("Incidents", ("when (UTC)", "what", "text", "mended"), wrong),
+        _table("Set aside", ("when (UTC)", "name", "reason"), moved),
+    ]
+    return Section("timeline", "Timeline", tables=_filled(tables), empty="Nothing was run yet.")
+
+
+def _did(attempt: AttemptView) -> str:
+    return ", ".join(run.stage if run.ended else f"{run.stage} (not finished)" for run in attempt.stages)
+
+
+def _provenance(view: Overview) -> Section:
+    rows = [(fact.group, fact.name, fact.value) for fact in view.provenance]
+    return Section("provenance", "Provenance", tables=(_table("", ("of", "what", "value"), rows),))
+
+
+def _by_count(counts: dict[str, int]) -> list[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda entry: entry[1], reverse=True)
+
+
+def _rates(rates: Sequence[float]) -> str:
+    return " ".join(f"{rate:.2f}" for rate in rates)
+
+
+def _count(value: int | None, key: str) -> Cell:
+    return Cell("" if value is None else format_count(value), key, value, number=True)
+
+
+def _pairs(pairs: Iterable[tuple[str, str]]) -> Table:
+    return Table("", (), tuple((Cell(name), Cell(text)) for name, text in pairs))
+
+
+def _table(title: str, columns: tuple[str, ...], rows: Sequence[Sequence[object]]) -> Table:
+    return Table(title, columns, tuple(tuple(_cell(value) for value in row) for row in rows))
+
+
+def _cell(value: object) -> Cell:
+    if isinstance(value, int):
+        return Cell(f"{value:,}", number=True)
+    return Cell(str(value))
+
+
+def _filled(tables: Sequence[Table]) -> tuple[Table, ...]:
+    return tuple(table for table in tables if table.rows)
+
+
+def project_name(view: Overview) -> str:
+    """Name of the folder, which is how people call a project."""
+    return Path(view.status.project).name

@@ -1,0 +1,35 @@
+"""Numbers of the view models as words that every screen shares."""
+
+from __future__ import annotations
+
+from eyas.report.now import Running
+
+
+def time_left_text(running: Running) -> str:
+    """``12 min to 15 min left``, or nothing when nothing is left."""
+    low, high = running.seconds_left_low, running.seconds_left_high
+    if running.seconds_left is None or running.done >= running.total:
+        return ""
+    if low is None:
+        return "too early to say how long"
+    if high is None:
+        return f"{rough_seconds(low)} left or much more: it hardly moves"
+    if rough_seconds(low) == rough_seconds(high):
+        return f"about {rough_seconds(low)} left"
+    return f"{rough_seconds(low)} to {rough_seconds(high)} left"
+
+
+def rough_seconds(seconds: float) -> str:
+    """A duration as precise as an estimate deserves: ``40 s``, ``12 min``, ``3.5 h``, ``2.1 d``."""
+    if seconds < 55:
+        return f"{max(5, 5 * round(seconds / 5))} s"
+    if seconds < 5400:
+        return f"{max(1, round(seconds / 60))} min"
+    if seconds < 129_600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86_400:.1f} d"
+
+
+def at_minute(at: str) -> str:
+    """``2026-11-30 03:12`` of a time in UTC."""
+    return f"{at[:10]} {at[11:16]}" if len(at) >= 16 and at[10] == "T" else at
