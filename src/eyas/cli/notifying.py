@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from eyas.base.errors import ConfigError, UsageError
+from eyas.base.process import process_start_ticks
 from eyas.config.schema import NotifyConfig
 from eyas.pipeline.attempt import attempt_folders
-from eyas.pipeline.lock import current_holder, process_start_ticks
+from eyas.pipeline.lock import current_holder
 from eyas.report.notices import Notice, notices
 from eyas.report.status import project_status
 from eyas.stages.project import Project
