@@ -12,7 +12,7 @@ from pathlib import Path
 
 from eyas.base.errors import ConfigError, UsageError
 from eyas.base.process import process_start_ticks
-from eyas.config.schema import NotifyConfig
+from eyas.config.machines import NotifyConfig
 from eyas.pipeline.attempt import attempt_folders
 from eyas.pipeline.lock import current_holder
 from eyas.report.notices import Notice, notices

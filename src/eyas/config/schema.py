@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from eyas.base.units import parse_bytes
-
-Dtype = Literal["float64", "float32", "bfloat16", "float16"]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[int, Field(gt=0)]
-Seconds = Annotated[float, Field(gt=0)]
-
-
-class Section(BaseModel):
-    """A table of ``eyas.toml``: immutable, unknown keys refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+from eyas.config.machines import HostConfig, NotifyConfig, RecoveryConfig
+from eyas.config.section import Dtype, Fraction, Positive, Section, Size
+from eyas.config.servers import ClientConfig, ServeConfig
 
 
 class TargetConfig(Section):
@@ -109,15 +100,6 @@ class StoreConfig(Section):
     """A segment closes at this size, in MiB."""
     segment_seconds: Annotated[float, Field(gt=0)] = 5.0
     """... or this long after its first sample."""
-
-
-def _size(text: str) -> str:
-    parse_bytes(text)
-    return text
-
-
-Size = Annotated[str, AfterValidator(_size)]
-"""Bytes as people write them: ``200GB``, ``1.5TB``, ``64MiB``."""
 
 
 class DiskConfig(Section):
@@ -243,175 +225,6 @@ class ExportConfig(Section):
     """Folder below ``exports/``."""
     min_acceptance_length: Annotated[float, Field(ge=0)] = 0.0
     """Refuse to export below this (exit code 15); 0 is no gate."""
-
-
-class WayConfig(Section):
-    """One way to reach a host; the first that answers is taken."""
-
-    ssh: str | None = None
-    """Destination as OpenSSH knows it (its own configuration counts); none: this machine."""
-    inside: tuple[str, ...] = ()
-    """Words put before every command there, for example ``["pct", "exec", "129", "--"]``."""
-
-
-class HostConfig(Section):
-    """A machine on which commands are run."""
-
-    name: str
-    """What ``--host`` calls it."""
-    ways: tuple[WayConfig, ...] = Field(min_length=1)
-    """Ways to reach it, in the order in which they are tried."""
-    project: str | None = None
-    """Where the project lies there (absolute)."""
-    python: str = "python3"
-    """Python there that has what eyas imports."""
-    connect_seconds: Annotated[float, Field(gt=0)] = 10.0
-    """Patience with a connection before the next way is tried."""
-
-
-class NeededFileConfig(Section):
-    """A file outside the project that the run needs, and where it comes from."""
-
-    path: str
-    """Where it has to be."""
-    source: str
-    """A copy that outlives a reboot; relative to the project folder unless absolute."""
-    sha256: str | None = None
-    """What its bytes have to hash to; none: those of the source."""
-
-
-class RecoveryConfig(Section):
-    """What ``eyas recover`` may do and needs to know."""
-
-    may_stop: tuple[str, ...] = ()
-    """Services of others that may be stopped, disabled and masked without asking."""
-    container_host: str | None = None
-    """A host (by name) whose ``systemctl`` is asked when the one here does not answer."""
-    files: tuple[NeededFileConfig, ...] = ()
-    """Files that a reboot may wipe; restored by hash."""
-    stop_seconds: Annotated[float, Field(gt=0)] = 60.0
-    """Patience with a service or process that was asked to stop."""
-    silent_minutes: Annotated[float, Field(gt=0)] = 30.0
-    """A running eyas without an event for so long counts as stuck."""
-    watch_samples: Annotated[int, Field(ge=0)] = 3
-    """New samples that recover waits for after it resumed the run."""
-    watch_seconds: Annotated[float, Field(gt=0)] = 900.0
-    """... at most so long."""
-
-
-def _server_table(table: dict[str, Any]) -> dict[str, Any]:
-    for key, value in table.items():
-        simple = value if isinstance(value, list) else [value]
-        if not all(isinstance(entry, bool | int | float | str | dict) for entry in simple):
-            raise ValueError(
-                f"{key}: an argument is text, a number, true, false, a list of these, or a table"
-            )
-    return table
-
-
-ServerTable = Annotated[dict[str, Any], AfterValidator(_server_table)]
-"""Arguments of a server by name: ``true`` is a bare flag, ``false`` leaves one out, a list gives
-several words, a table is passed as JSON."""
-
-
-class PatchConfig(Section):
-    """An edit of an engine's source that a target needs, kept as a unified diff."""
-
-    name: str
-    """What it is called in ``eyas serve patch``."""
-    package: str
-    """Package in the engine's environment, as it is imported."""
-    file: str
-    """File within the package."""
-    diff: str
-    """The unified diff, relative to the project folder unless absolute."""
-    sha256_before: str
-    """SHA-256 of the file that the diff was made for."""
-    sha256_after: str
-    """SHA-256 of the file with the diff applied."""
-
-
-class ServeConfig(Section):
-    """Servers of the target: how they are started, found and stopped."""
-
-    engine: Literal["auto", "vllm", "sglang"] = "auto"
-    """What serves; ``auto`` is ``target.kind``, or vLLM when that is ``local``."""
-    python: str = ""
-    """Python of the engine's environment; empty: the one that runs eyas."""
-    command: tuple[str, ...] = ()
-    """Words that start the engine, before its arguments; empty: its module, run by ``python``."""
-    replicas: Positive = 1
-    """Servers that share the work."""
-    urls: tuple[str, ...] = ()
-    """Servers that somebody else started and stops; with these, eyas starts none."""
-    model_name: str = ""
-    """What the servers of ``urls`` call the target; empty: the name of its folder."""
-    args: ServerTable = {}
-    """Arguments in every mode, as in ``{ "tensor-parallel-size" = 8 }``."""
-    args_generate: ServerTable = {}
-    """Arguments of servers that answer prompts."""
-    args_capture: ServerTable = {}
-    """Arguments of servers that capture states."""
-    args_draft: ServerTable = {}
-    """Arguments of servers that serve an exported drafter."""
-    environment: dict[str, str] = {}
-    """Environment variables of a server."""
-    replica_environment: tuple[dict[str, str], ...] = ()
-    """Variables of each replica, in order, as ``CUDA_VISIBLE_DEVICES``; one table a replica."""
-    dump_dir: str = ""
-    """Where servers put captured states for eyas to take; empty: shared memory, or ``state/``."""
-    dump_limit: Size | None = None
-    """Most bytes of states that wait to be taken from one server; none: as the filesystem has."""
-    start_seconds: Annotated[float, Field(gt=0)] = 900.0
-    """How long a server may take until it answers; a model of 1T parameters takes 11 minutes."""
-    stop_seconds: Annotated[float, Field(gt=0)] = 60.0
-    """How long a server may take to end before it is killed."""
-    api_key_env: str = ""
-    """Environment variable that holds the servers' API key."""
-    ca_file: str = ""
-    """Certificates to trust for ``https`` in ``urls``."""
-    patches: tuple[PatchConfig, ...] = ()
-    """Edits of the engine's source, for ``eyas serve patch``."""
-
-    @model_validator(mode="after")
-    def _replicas_fit(self) -> ServeConfig:
-        if self.replica_environment and len(self.replica_environment) != self.replicas:
-            raise ValueError(
-                f"serve.replica_environment has {len(self.replica_environment)} tables for "
-                f"{self.replicas} replicas"
-            )
-        return self
-
-
-class ClientConfig(Section):
-    """How servers are asked for states and answers, and how patient eyas is with them."""
-
-    tokens_in_flight: Positive = 16384
-    """Prompt tokens sent to one server and not yet taken into the store."""
-    requests_in_flight: Positive = 256
-    """Most requests that one server has at a time."""
-    connect_seconds: Seconds = 10.0
-    """Patience with a connection."""
-    first_byte_seconds: Seconds = 300.0
-    """Patience with the reply to a captured prompt."""
-    dump_seconds: Seconds = 60.0
-    """Patience with a dump after its reply; within twice this time it is late, and taken."""
-    answer_seconds: Seconds = 1800.0
-    """Patience with a whole answer."""
-
-
-NoticeKind = Literal["stalled", "stopped", "disk_low", "damage", "finished"]
-
-
-class NotifyConfig(Section):
-    """Who is told when something happens."""
-
-    urls: tuple[str, ...] = ()
-    """Addresses in apprise's form (``mailto://``, ``slack://``); ``env:NAME`` takes one from a variable."""
-    on: tuple[NoticeKind, ...] = Field(
-        default=("stalled", "stopped", "disk_low", "damage", "finished"), min_length=1
-    )
-    """What is worth a message."""
 
 
 class EyasConfig(Section):

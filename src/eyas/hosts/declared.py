@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from eyas.base.errors import ConfigError
-from eyas.config.schema import EyasConfig, HostConfig
+from eyas.config.machines import HostConfig
+from eyas.config.schema import EyasConfig
 from eyas.hosts.chain import Chain, Inside, Way
 from eyas.hosts.host import Here, Host
 from eyas.hosts.ssh import Ssh

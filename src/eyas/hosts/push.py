@@ -19,7 +19,8 @@ from eyas.base.clock import utc_now_text
 from eyas.base.errors import ConfigError, HostUnreachable
 from eyas.base.layout import CONFIG_NAME
 from eyas.base.seal import file_digest
-from eyas.config.schema import EyasConfig, HostConfig
+from eyas.config.machines import HostConfig
+from eyas.config.schema import EyasConfig
 from eyas.hosts.host import Host, Result
 
 PACKAGES = ("eyas", "eyas_engine")

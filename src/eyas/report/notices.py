@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eyas.base.units import format_bytes, format_seconds
-from eyas.config.schema import NoticeKind
+from eyas.config.machines import NoticeKind
 from eyas.report.status import ProjectStatus
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from eyas.base.errors import ConfigError, DamageFound, TargetError
-from eyas.config.schema import ServeConfig
+from eyas.config.servers import ServeConfig
 from eyas.targets.serving.patches import Patches
 from eyas.targets.serving.unified_diff import DiffDoesNotApply, apply_diff
 from tests.cli.command import eyas

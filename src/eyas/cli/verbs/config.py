@@ -9,8 +9,9 @@ from pydantic import BaseModel
 
 from eyas.cli.common import Common
 from eyas.cli.output import next_command, print_json, table
-from eyas.config.schema import EyasConfig, ServeConfig
+from eyas.config.schema import EyasConfig
 from eyas.config.server_arguments import MODES, mode_arguments, words
+from eyas.config.servers import ServeConfig
 from eyas.stages.project import Project
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from eyas.base.clock import Clock, SystemClock
 from eyas.base.process import ProcessIdentity
-from eyas.config.schema import ServeConfig
+from eyas.config.servers import ServeConfig
 from eyas.targets.serving.address import Address
 from eyas.targets.serving.dumps import DUMP_SUFFIXES
 from eyas.targets.serving.records import ServerBook, ServerRecord

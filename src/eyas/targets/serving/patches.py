@@ -20,7 +20,7 @@ from eyas.base.checked import require_check, with_check
 from eyas.base.clock import utc_now_text
 from eyas.base.errors import ConfigError, DamageFound, TargetError
 from eyas.base.files import fsync_folder, read_json, temporary_name, write_atomic, write_json
-from eyas.config.schema import PatchConfig, ServeConfig
+from eyas.config.servers import PatchConfig, ServeConfig
 from eyas.targets.serving.unified_diff import DiffDoesNotApply, apply_diff
 
 PatchState = Literal["applied", "not applied", "drifted", "missing"]

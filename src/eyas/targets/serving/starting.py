@@ -15,7 +15,7 @@ from eyas.base.layout import Layout
 from eyas.base.process import ProcessIdentity
 from eyas.base.stop import StopFlag
 from eyas.base.units import format_seconds
-from eyas.config.schema import ServeConfig
+from eyas.config.servers import ServeConfig
 from eyas.targets.serving.address import Address
 from eyas.targets.serving.dumps import make_dump_folder, new_owner, remove_dump_folder, write_owner
 from eyas.targets.serving.launch import HOST, Launch
