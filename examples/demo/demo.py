@@ -42,18 +42,15 @@ def main() -> int:
 def show() -> None:
     """Print the table of results and the next command."""
     report = json.loads((PROJECT / "reports" / "evaluation.json").read_text())
-    table = Table(
-        title=f"Acceptance length, chain of {report['num_drafts']}, greedy, held-out prompts",
-        box=SIMPLE_HEAD,
-        title_justify="left",
-    )
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"\nAcceptance length, chain of {report['num_drafts']}, greedy, held-out prompts")
+    table = Table(box=SIMPLE_HEAD)
     for column in ("domain", "prompts", "acceptance length"):
         table.add_column(column, justify="left" if column == "domain" else "right")
     for domain, row in sorted(report["domains"].items()):
         table.add_row(domain, str(row["num_prompts"]), f"{row['acceptance_length']:.3f}")
     table.add_section()
     table.add_row("all", str(report["num_prompts"]), f"{report['acceptance_length']:.3f}")
-    console = Console(highlight=False)
     console.print(table)
     predicted = report["prediction"]
     if predicted:
