@@ -223,13 +223,16 @@ class Pool(Generic[P, R]):
         self.faults[fault.code] += 1
         if fault.scope == "busy":
             replica.busy += 1
-            replica.load -= job.cost
-            self._queue.appendleft(job)
+            self._requeue(replica, job)
             if replica.busy > MAX_SUSPECTS:
                 self._doubt(replica)
             elif replica.state == "ready":
                 replica.state = "resting"
                 self._spawn(self._rest(replica))
+            return
+        if fault.scope == "server" and job.sent_at < replica.up_since:
+            # noticed late: it died with the server that was there before; the one that runs now is sound
+            self._requeue_died(replica, job)
             return
         replica.suspects.append(Suspect(job, fault, time.monotonic()))
         if fault.scope == "server" or len(replica.suspects) >= MAX_SUSPECTS:
@@ -260,6 +263,8 @@ class Pool(Generic[P, R]):
 
     def _proven(self, replica: Replica[P], instance: str) -> None:
         again = replica.went_down or (replica.instance not in ("", instance))
+        if again:
+            replica.up_since = time.monotonic()
         replica.breaker.succeeded()
         replica.instance, replica.went_down, replica.state = instance, False, "ready"
         replica.busy = 0
@@ -334,17 +339,25 @@ class Pool(Generic[P, R]):
     def _requeue_suspects(self, replica: Replica[P], *, died: bool = True) -> None:
         """The server was to blame; only a job that was alone with it when it died is told so."""
         for suspect in replica.suspects:
-            job, fault = suspect.job, suspect.fault
-            if died and fault.scope == "server":
-                if job.solo:
-                    self.faults["died"] += 1
-                    alone = ServerFault("died", f"{job.deaths + 1} times, the last time alone", final=True)
-                    self._emit(Outcome(job, None, alone, replica.index))
-                    continue
-                job.deaths += 1
-            replica.load -= job.cost
-            self._queue.appendleft(job)
+            if died and suspect.fault.scope == "server":
+                self._requeue_died(replica, suspect.job)
+            else:
+                self._requeue(replica, suspect.job)
         replica.suspects.clear()
+
+    def _requeue_died(self, replica: Replica[P], job: Job[P]) -> None:
+        """A server died while it had this job in hand."""
+        if job.solo:
+            self.faults["died"] += 1
+            alone = ServerFault("died", f"{job.deaths + 1} times, the last time alone", final=True)
+            self._emit(Outcome(job, None, alone, replica.index))
+            return
+        job.deaths += 1
+        self._requeue(replica, job)
+
+    def _requeue(self, replica: Replica[P], job: Job[P]) -> None:
+        replica.load -= job.cost
+        self._queue.appendleft(job)
 
 
 def rest_seconds(times: int) -> float:

@@ -147,10 +147,10 @@ class EngineProcess:
     def _await_end(self, seconds: float, clock: Clock) -> set[ProcessIdentity]:
         deadline = clock.now() + seconds
         while True:
-            if self._popen is not None:
-                self._popen.poll()  # so that it does not stay as a zombie
             left = self.members()
-            if not left or clock.now() >= deadline:
+            # a first process whose other threads are still ending counts as a zombie and cannot be reaped yet
+            reaped = self._popen is None or self._popen.poll() is not None
+            if (reaped and not left) or clock.now() >= deadline:
                 return left
             clock.sleep(_STEP)
 
