@@ -43,6 +43,8 @@ def start_mlp(
         norm_weight: ``[H]`` of the target's final norm; last states divided by it are what the layer's
             output should be.
         gamma: a row of step j counts gamma^j.
+        seed: decides the directions of gate and up.
+        steps: draft steps whose rows are fitted together.
 
     Raises:
         DataError: a last state is missing.

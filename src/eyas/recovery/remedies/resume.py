@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +81,7 @@ def _why(ends: list[dict[str, Any]]) -> str:
     return "; ".join(parts) or "it was cut off"
 
 
-class _Waits:
+class _Waits(ABC):
     """Waits for something that the resumed run does; has no way but patience."""
 
     name = "wait for it"
@@ -108,8 +109,9 @@ class _Waits:
         holder = current_holder(bench.scene.layout.state)
         return holder is not None and holder.verb not in UNWATCHED_VERBS
 
+    @abstractmethod
     def proof(self, bench: Bench) -> Proof:
-        raise NotImplementedError
+        """Whether what is waited for has come."""
 
     def _failed(self, name: str, events: list[dict[str, Any]]) -> Proof | None:
         """Not done, and why, when the run ended otherwise than well; None while it runs or ended well."""

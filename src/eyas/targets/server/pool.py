@@ -230,10 +230,6 @@ class Pool(Generic[P, R]):
                 replica.state = "resting"
                 self._spawn(self._rest(replica))
             return
-        if fault.scope == "server" and job.sent_at < replica.up_since:
-            # noticed late: it died with the server that was there before; the one that runs now is sound
-            self._requeue_died(replica, job)
-            return
         replica.suspects.append(Suspect(job, fault, time.monotonic()))
         if fault.scope == "server" or len(replica.suspects) >= MAX_SUSPECTS:
             self._doubt(replica)
@@ -263,8 +259,6 @@ class Pool(Generic[P, R]):
 
     def _proven(self, replica: Replica[P], instance: str) -> None:
         again = replica.went_down or (replica.instance not in ("", instance))
-        if again:
-            replica.up_since = time.monotonic()
         replica.breaker.succeeded()
         replica.instance, replica.went_down, replica.state = instance, False, "ready"
         replica.busy = 0

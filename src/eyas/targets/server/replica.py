@@ -96,7 +96,6 @@ class Replica(Generic[Payload]):
         suspects: jobs that failed, until the server is known to have been sound after that.
         instance: boot and start of the server at its last proof; empty before.
         went_down: no connection was had since the last proof.
-        up_since: when it was first proven after it had gone down or was started anew; 0 before.
         model: name to send with requests.
         restarts: since the last success.
     """
@@ -112,7 +111,6 @@ class Replica(Generic[Payload]):
     busy: int = 0
     instance: str = ""
     went_down: bool = False
-    up_since: float = 0.0
     model: str = ""
     restarts: int = 0
     doubted_since: float = 0.0

@@ -13,7 +13,7 @@ from eyas.config.schema import EyasConfig
 
 @dataclass(frozen=True)
 class ClientSettings:
-    """How servers are reached; see `eyas.config.schema.ClientConfig` for the meaning of each.
+    """How servers are reached; see `eyas.config.servers.ClientConfig` for the meaning of each.
 
     ``away_seconds``: how long a server that somebody else runs may be away before it is given up.
     """
