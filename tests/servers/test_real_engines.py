@@ -25,14 +25,7 @@ from eyas.targets.serving.records import ServerBook
 from tests.cli.command import eyas, eyas_process
 from tests.servers.conftest import end_servers, write_project
 
-pytestmark = [
-    pytest.mark.servers,
-    pytest.mark.timeout(5400),
-    pytest.mark.skipif(
-        os.environ.get("EYAS_LONG_SERVERS") != "1",
-        reason="seven engine starts, minutes each on a busy machine: EYAS_LONG_SERVERS=1",
-    ),
-]
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(5400)]
 
 States = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
