@@ -62,7 +62,8 @@ class DumpFolder:
     def used_share(self) -> float:
         """What files here take, as a share of that and the space that is free, between 0 and 1.
 
-        Looked at a few times a second. What others keep on the same filesystem does not count: it says nothing of the room that is left.
+        Looked at a few times a second. What others keep on the same filesystem does not count: it says
+        nothing of the room that is left.
         """
         now = time.monotonic()
         if now - self._looked_at > 0.25 or not self._looked_at:
