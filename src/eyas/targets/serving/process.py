@@ -200,7 +200,7 @@ def port_free(host: str, port: int) -> bool:
 def free_port(host: str) -> int:
     """A port that nobody listens on at this moment.
 
-    Drawn below those that systems give out by themselves: an engine takes seconds to minutes until it listens,
+    Drawn below those that systems give out by themselves: an engine takes up to minutes until it listens,
     and meanwhile any program that asks for "some port" could be given the same one.
     """
     for _ in range(64):
