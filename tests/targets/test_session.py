@@ -17,8 +17,8 @@ KINDS = ("llama", "qwen3", "deepseek_v3", "nested", "sliding", "recurrent")
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 SINGLE = {"rtol": 1e-5, "atol": 1e-5}
 """For models with parts in float32 whatever their dtype: deepseek_v3's router, qwen3_next's norms and delta
-rule. With AVX-512, transformers' qwen3_next in float64 gives logits for one prompt alone and for the same prompt
-twice in a batch that differ by 9e-7."""
+rule. With AVX-512, transformers' qwen3_next in float64 gives one prompt alone and the same prompt twice in a
+batch logits that differ by 9e-7."""
 
 
 def bounds(target: LocalTarget) -> dict[str, float]:
