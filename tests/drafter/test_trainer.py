@@ -12,8 +12,9 @@ from eyas.base.progress import SilentProgress
 from eyas.base.stop import StopFlag
 from eyas.drafter.checkpoint import list_checkpoints, read_checkpoint
 from eyas.drafter.settings import TrainSettings
+from eyas.drafter.stepping import make_optimizer
 from eyas.drafter.teacher import Teacher
-from eyas.drafter.trainer import Trainer, TrainingPlace, make_optimizer
+from eyas.drafter.trainer import Trainer, TrainingPlace
 from eyas.drafter.warmstart import give_first_weights
 from tests.drafter.cases import MemorySource, make_drafter, make_head, make_sample, make_vocabulary
 

@@ -193,6 +193,8 @@ class TrainConfig(Section):
     """Validations over the run; the last is at its end."""
     max_bad_steps: Annotated[int, Field(ge=1)] = 20
     """Steps in a row without a finite loss or gradient before the run stops."""
+    spike_ratio: Annotated[float, Field(gt=1)] = 2.0
+    """A loss this many times the median of the last 64 is named with its samples; its step counts."""
 
     @model_validator(mode="after")
     def _one_start(self) -> TrainConfig:

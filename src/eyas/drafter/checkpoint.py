@@ -26,7 +26,7 @@ from eyas.base.seal import is_sealed, require_seal, sealed_folder
 from eyas.drafter.model import EagleDrafter, state_arrays
 from eyas.drafter.shape import DrafterShape
 
-FORMAT = 1
+FORMAT = 2
 MODEL_NAME = "model.safetensors"
 OPTIMIZER_NAME = "optimizer.safetensors"
 STATE_NAME = "state.json"
@@ -47,6 +47,8 @@ class TrainingState:
         bad_steps: bad steps in a row.
         recipe: all that determines the weights, with its hash.
         validation: the last validation.
+        recent_losses: of the last good steps, newest last (see `eyas.drafter.guards`).
+        counters: how often each kind of trouble was met.
     """
 
     step: int
@@ -62,6 +64,7 @@ class TrainingState:
     best: dict[str, Any] | None = None
     validation: dict[str, Any] | None = None
     counters: dict[str, int] = field(default_factory=dict)
+    recent_losses: list[float] = field(default_factory=list)
     format: int = FORMAT
 
 

@@ -42,8 +42,8 @@ class BatchPasses:
         samples = source.load(ids)
         return pack(samples, device=self.device, dtype=self.dtype, steps=self.settings.steps)
 
-    def train(self, batch: PackedBatch, num_rows: Sequence[int]) -> tuple[float, list[float]]:
-        """Add the batch's gradients; its share of the loss and the sum of row losses of each step.
+    def loss(self, batch: PackedBatch, num_rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The batch's share of the loss, with its graph, and the sum of row losses of each step without.
 
         Args:
             num_rows: rows supervised at each step in the whole optimizer step, of which this batch may
@@ -51,10 +51,16 @@ class BatchPasses:
         """
         weights = self.settings.step_weights()
         shares = [weight / max(1, count) for weight, count in zip(weights, num_rows, strict=True)]
-        states = self._states(batch)
-        loss, sums = draft_loss(states, self.drafter.lm_head.weight, self._task(batch, shares))
-        loss.backward()  # type: ignore[no-untyped-call]
-        return float(loss.detach()), [float(x) for x in sums.tolist()]
+        return draft_loss(self._states(batch), self.drafter.lm_head.weight, self._task(batch, shares))
+
+    def is_finite(self, source: SampleSource, sample_id: str) -> bool:
+        """Whether one sample alone has a finite loss and finite gradients; leaves no gradient behind."""
+        batch = self.prepare(source, [sample_id])
+        if batch is None:
+            return True
+        loss, _ = self.loss(batch, batch.num_supervised)
+        gradients = torch.autograd.grad(loss, list(self.drafter.parameters()))
+        return all(bool(torch.isfinite(part).all()) for part in (loss, *gradients))
 
     @torch.no_grad()
     def validate(self, source: SampleSource, stop: StopFlag) -> ValidationTotals | None:

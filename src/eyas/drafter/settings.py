@@ -44,6 +44,7 @@ class TrainSettings:
     keep_checkpoints: int = 2
     validations: int = 6
     max_bad_steps: int = 20
+    spike_ratio: float = 2.0
 
     def compute_dtype(self) -> torch.dtype:
         """Arithmetic of the matrix products.
@@ -68,7 +69,7 @@ class TrainSettings:
 
     def content(self) -> dict[str, Any]:
         """The fields that decide the trained weights; the rest may change between attempts."""
-        free = {"checkpoint_minutes", "keep_checkpoints", "validations", "max_bad_steps"}
+        free = {"checkpoint_minutes", "keep_checkpoints", "validations", "max_bad_steps", "spike_ratio"}
         values = {key: value for key, value in asdict(self).items() if key not in free}
         values["betas"] = list(self.betas)
         return values

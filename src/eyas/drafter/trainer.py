@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -15,12 +14,11 @@ from typing import Any
 import torch
 
 from eyas.base.clock import utc_now_text
-from eyas.base.errors import DataError, RecipeChanged, TrainingDiverged
+from eyas.base.errors import DataError, RecipeChanged
 from eyas.base.files import appending
 from eyas.base.hashing import recipe_differences, recipe_hash
 from eyas.base.progress import Progress
 from eyas.base.stop import StopFlag
-from eyas.drafter.batch import PackedBatch
 from eyas.drafter.checkpoint import (
     Checkpoint,
     SetAside,
@@ -31,11 +29,13 @@ from eyas.drafter.checkpoint import (
     restore,
     save_checkpoint,
 )
+from eyas.drafter.guards import Guards, Record
 from eyas.drafter.model import EagleDrafter
 from eyas.drafter.passes import BatchPasses
-from eyas.drafter.schedule import PlannedStep, TrainingPlan, learning_rate
+from eyas.drafter.schedule import TrainingPlan, learning_rate
 from eyas.drafter.settings import TrainSettings
 from eyas.drafter.source import SampleSource, prepared_ahead
+from eyas.drafter.stepping import ReadyStep, Stepper, make_optimizer
 from eyas.drafter.teacher import Teacher
 
 
@@ -116,6 +116,7 @@ class Trainer:
             "samples": hashlib.sha256("\n".join(sorted(lengths)).encode()).hexdigest()[:32],
         })  # fmt: skip
         self._optimizer = make_optimizer(drafter, settings)
+        self._stepper = Stepper(self._passes, self._optimizer, samples, settings)
         self._saved: set[int] = set()
         self._saved_at = time.monotonic()
 
@@ -134,7 +135,7 @@ class Trainer:
         self._progress.start("train", total=sum(tokens), unit="tokens", done=sum(tokens[: state.step]))
         with (
             appending(self._place.metrics) as metrics,
-            closing(prepared_ahead(remaining, self._prepare)) as batches,
+            closing(prepared_ahead(remaining, self._stepper.prepare)) as batches,
         ):
 
             def record(kind: str, **facts: Any) -> None:
@@ -142,6 +143,7 @@ class Trainer:
                 metrics.write(json.dumps(row) + "\n")
                 metrics.flush()
 
+            guards = Guards(self._settings, state, record, self._progress)
             while True:
                 self._validate(state, record)
                 if self._stop.requested:
@@ -153,7 +155,7 @@ class Trainer:
                     self._save(state, record)
                 waited = time.monotonic()
                 ready = next(batches)
-                self._step(state, ready, record, time.monotonic() - waited)
+                self._step(state, ready, guards, record, time.monotonic() - waited)
             self._save(state, record)
         return TrainingResult(
             state,
@@ -206,23 +208,18 @@ class Trainer:
             "total_steps": len(self._plan.steps),
         }
 
-    def _prepare(self, step: PlannedStep) -> tuple[PlannedStep, list[PackedBatch]]:
-        batches = [self._passes.prepare(self._samples, ids) for ids in step.batches]
-        return step, [batch for batch in batches if batch is not None]
-
     def _step(
         self,
         state: TrainingState,
-        ready: tuple[PlannedStep, list[PackedBatch]],
-        record: Callable[..., None],
+        ready: ReadyStep,
+        guards: Guards,
+        record: Record,
         waited: float,
     ) -> None:
         """One optimizer step, or the skipping of it."""
         started = time.monotonic()
-        planned, batches = ready
         settings = self._settings
-        num_tokens = self._plan.step_tokens(planned)
-        num_rows = [sum(batch.num_supervised[j] for batch in batches) for j in range(settings.steps)]
+        num_tokens = self._plan.step_tokens(ready.planned)
         rate = learning_rate(
             state.step,
             len(self._plan.steps),
@@ -232,79 +229,42 @@ class Trainer:
             schedule=settings.schedule,
             decay=settings.decay,
         )
-        total, sums, suspects = 0.0, [0.0] * settings.steps, list[str]()
-        for batch in batches:
-            loss, step_sums = self._passes.train(batch, num_rows)
-            total += loss
-            sums = [a + b for a, b in zip(sums, step_sums, strict=True)]
-            if not math.isfinite(loss):
-                suspects += batch.ids
-        norm = self._gradient_norm()
+        outcome = self._stepper.take(ready, rate)
         state.step += 1
         state.tokens += num_tokens
         state.epoch, state.place = self._next_place(state.step)
-        if batches and math.isfinite(total) and math.isfinite(norm):
-            for group in self._optimizer.param_groups:
-                group["lr"] = rate
-            self._optimizer.step()
-            state.bad_steps = 0
+        if outcome.finite and any(outcome.num_rows):
             seconds = time.monotonic() - started
             record(
                 "train",
-                epoch=planned.epoch,
-                loss=total,
-                step_loss=[a / n if n else None for a, n in zip(sums, num_rows, strict=True)],
-                grad_norm=norm,
+                epoch=ready.planned.epoch,
+                loss=outcome.loss,
+                step_loss=outcome.step_loss,
+                grad_norm=outcome.norms.total,
+                grad_norms=outcome.norms.by_module,
                 lr=rate,
                 tokens=state.tokens,
-                supervised_rows=num_rows,
+                supervised_rows=outcome.num_rows,
                 tokens_per_second=num_tokens / max(seconds + waited, 1e-9),
                 data_wait_seconds=waited,
             )
-            self._progress.advance(num_tokens, loss=total, step=state.step)
-        else:
-            ids = suspects or [name for batch in batches for name in batch.ids]
-            self._skip(state, planned, ids, num_tokens, record)
-        self._optimizer.zero_grad(set_to_none=True)
-
-    def _gradient_norm(self) -> float:
-        parameters = list(self._drafter.parameters())
-        return float(torch.nn.utils.clip_grad_norm_(parameters, self._settings.clip))
-
-    def _skip(
-        self,
-        state: TrainingState,
-        planned: PlannedStep,
-        ids: list[str],
-        num_tokens: int,
-        record: Callable[..., None],
-    ) -> None:
-        if ids:
-            state.bad_steps += 1
-            state.counters["bad_steps"] = state.counters.get("bad_steps", 0) + 1
-            reason = "loss or gradient is not finite"
-        else:
-            ids = [name for batch in planned.batches for name in batch]
-            state.counters["unsupervised_steps"] = state.counters.get("unsupervised_steps", 0) + 1
-            reason = "no supervised row"
-        record("skipped", reason=reason, samples=ids, bad_steps=state.bad_steps)
-        self._progress.say(f"step {state.step} skipped: {reason}; samples {', '.join(ids[:4])}")
+            self._progress.advance(num_tokens, loss=outcome.loss, step=state.step)
+            guards.good(outcome.loss, ready.samples)
+            for samples in ready.unsupervised:
+                guards.unsupervised_batch(samples)
+            return
         self._progress.advance(num_tokens, step=state.step)
-        if state.bad_steps >= self._settings.max_bad_steps:
-            raise TrainingDiverged(
-                f"{state.bad_steps} training steps in a row had no finite loss or gradient",
-                where=f"step {state.step}; samples {', '.join(ids[:4])}",
-                hint="eyas train --set train.lr="
-                + format(self._settings.lr / 2, "g")
-                + " after setting the checkpoints aside",
-            )
+        if outcome.finite:
+            guards.no_supervision(ready.samples)
+        else:
+            guards.not_finite(outcome.reason, outcome.culprits)
 
     def _next_place(self, step: int) -> tuple[int, int]:
         if step < len(self._plan.steps):
             return self._plan.steps[step].epoch, self._plan.steps[step].place
         return self._plan.steps[-1].epoch + 1, 0
 
-    def _validate(self, state: TrainingState, record: Callable[..., None]) -> None:
+    def _validate(self, state: TrainingState, record: Record) -> None:
         due = state.step in self._validation_steps
         done = state.validation is not None and state.validation["step"] == state.step
         if not due or done or self._validation is None:
@@ -323,7 +283,7 @@ class Trainer:
             state.best = {"step": state.step, "walk_tau": summary["walk_tau"], "loss": summary["loss"]}
             self._save(state, record)
 
-    def _save(self, state: TrainingState, record: Callable[..., None]) -> None:
+    def _save(self, state: TrainingState, record: Record) -> None:
         """Write a checkpoint unless this step has one, then remove those that are no longer kept."""
         if state.step in self._saved:
             return
@@ -337,21 +297,6 @@ class Trainer:
         )
         self._saved_at = time.monotonic()
         record("checkpoint", name=path.name, seconds=self._saved_at - started)
-
-
-def make_optimizer(drafter: EagleDrafter, settings: TrainSettings) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov and Hutter, 2019); only matrices decay."""
-    matrices = [p for p in drafter.parameters() if p.ndim > 1]
-    vectors = [p for p in drafter.parameters() if p.ndim == 1]
-    return torch.optim.AdamW(
-        [
-            {"params": matrices, "weight_decay": settings.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ],
-        lr=settings.lr,
-        betas=settings.betas,
-        fused=True,
-    )
 
 
 def _json_form(recipe: dict[str, Any]) -> dict[str, Any]:
