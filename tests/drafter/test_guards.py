@@ -12,14 +12,17 @@ import torch
 
 from eyas.base.errors import TrainingDiverged
 from eyas.base.progress import SilentProgress
+from eyas.base.stop import StopFlag
 from eyas.drafter.checkpoint import TrainingState, read_checkpoint
 from eyas.drafter.gradients import measure_and_clip
 from eyas.drafter.guards import Guards
+from eyas.drafter.parallel import Parallel
 from eyas.drafter.passes import BatchPasses
 from eyas.drafter.schedule import PlannedStep, epoch_order
 from eyas.drafter.settings import TrainSettings
 from eyas.drafter.stepping import Stepper, make_optimizer
 from eyas.drafter.teacher import Teacher
+from eyas.drafter.world import World
 from tests.drafter.cases import MemorySource, make_drafter, make_head, make_sample, make_vocabulary
 from tests.drafter.test_trainer import SETTINGS, one_thread, rows_of, train_source, trainer
 
@@ -34,7 +37,8 @@ def make_stepper(source, settings=HEAD):
     )
     optimizer = make_optimizer(drafter, settings)
     passes = BatchPasses(drafter, teacher, settings)
-    return drafter, optimizer, Stepper(passes, optimizer, source, settings)
+    parallel = Parallel(passes, World(), "ddp")
+    return drafter, optimizer, Stepper(parallel, optimizer, source, source.lengths(), settings, StopFlag())
 
 
 def everything(drafter, optimizer):
@@ -71,16 +75,16 @@ def test_a_fault_moves_nothing_and_is_named(fault):
     plant(source.samples["t3"], fault)
     drafter, optimizer, stepper = make_stepper(source)
     good = stepper.prepare(PlannedStep(0, 0, (("t0", "t1"),)))
-    assert stepper.take(good, 1e-3).finite
+    assert stepper.take(good, 1e-3).moved
     before = everything(drafter, optimizer)
     bad = stepper.prepare(PlannedStep(0, 1, (("t4", "t7"), ("t8", "t3", "t5"))))
     outcome = stepper.take(bad, 1e-3)
-    assert not outcome.finite
+    assert not outcome.moved
     assert outcome.culprits == ("t3",)
     assert "loss" in outcome.reason
     assert same(everything(drafter, optimizer), before)
     assert all(p.grad is None for p in drafter.parameters())
-    assert stepper.take(good, 1e-3).finite
+    assert stepper.take(good, 1e-3).moved
     after = everything(drafter, optimizer)
     assert not same(after, before)
     # as if the bad step had never been

@@ -58,7 +58,15 @@ class Interrupting(SilentProgress):
 
 
 def trainer(
-    folder, settings=SETTINGS, *, after=None, error=None, samples=None, validation=True, weights_seed=0
+    folder,
+    settings=SETTINGS,
+    *,
+    after=None,
+    error=None,
+    samples=None,
+    validation=True,
+    weights_seed=0,
+    **world,
 ):
     """A trainer as a fresh process makes it; ``weights_seed`` is what memory held before."""
     flag = StopFlag()
@@ -89,6 +97,7 @@ def trainer(
         start=start,
         progress=progress,
         stop=flag,
+        **world,
     )
     return made, progress
 
@@ -304,8 +313,10 @@ def test_settings_mirror_the_configuration():
     config = pytest.importorskip("eyas.config.schema").TrainConfig
     ours = {field.name for field in dataclasses.fields(TrainSettings)}
     # the drafter to go on from is read by the stage and handed over as weights
-    assert ours == set(config.model_fields) - {"start_from"}
-    values = config().model_dump(exclude={"start_from"})
+    # and so are the processes, which the trainer is given as a world
+    others = {"start_from", "processes", "sharding"}
+    assert ours == set(config.model_fields) - others
+    values = config().model_dump(exclude=others)
     defaults = dataclasses.asdict(TrainSettings())
     assert {k: v for k, v in values.items() if k != "dtype"} == {
         k: v for k, v in defaults.items() if k != "dtype"

@@ -187,6 +187,8 @@ class TrainConfig(Section):
     """Decides order and initial weights."""
     checkpoint_minutes: Annotated[float, Field(gt=0)] = 10.0
     """Time between checkpoints."""
+    checkpoint_steps: Annotated[int, Field(ge=0)] = 0
+    """A checkpoint after every so many steps as well; 0: by time alone."""
     keep_checkpoints: Annotated[int, Field(ge=1)] = 2
     """Newest checkpoints kept, beside the best."""
     validations: Annotated[int, Field(ge=1)] = 6
@@ -195,6 +197,10 @@ class TrainConfig(Section):
     """Steps in a row without a finite loss or gradient before the run stops."""
     spike_ratio: Annotated[float, Field(gt=1)] = 2.0
     """A loss this many times the median of the last 64 is named with its samples; its step counts."""
+    processes: Annotated[int, Field(ge=0)] = 0
+    """Processes on this machine that share each training step; 0: one for each GPU, or one without GPUs."""
+    sharding: Literal["ddp", "fsdp"] = "ddp"
+    """``ddp``: weights and optimizer are whole in each of several processes; ``fsdp`` (FSDP2) shards both."""
 
     @model_validator(mode="after")
     def _one_start(self) -> TrainConfig:

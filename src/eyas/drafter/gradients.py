@@ -40,7 +40,8 @@ def measure_and_clip(named_parameters: Iterable[tuple[str, Tensor]], limit: floa
     norms = {module: _norm(parameters) for module, parameters in modules.items()}
     total = torch.linalg.vector_norm(torch.stack(list(norms.values())))
     clip_grads_with_norm_([p for parameters in modules.values() for p in parameters], limit, total)
-    return GradientNorms(float(total), {module: float(norm) for module, norm in norms.items()})
+    whole, *parts = torch.stack([total, *norms.values()]).tolist()
+    return GradientNorms(whole, dict(zip(norms, parts, strict=True)))
 
 
 def _norm(parameters: list[Tensor]) -> Tensor:

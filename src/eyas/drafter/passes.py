@@ -18,6 +18,7 @@ from eyas.drafter.schedule import pack_by_tokens
 from eyas.drafter.settings import TrainSettings
 from eyas.drafter.source import SampleSource, prepared_ahead
 from eyas.drafter.teacher import Teacher
+from eyas.drafter.world import World
 
 CACHED_ROWS = 1 << 26
 """Rows whose normaliser and top token are remembered from epoch to epoch (12 bytes each)."""
@@ -63,20 +64,31 @@ class BatchPasses:
         return all(bool(torch.isfinite(part).all()) for part in (loss, *gradients))
 
     @torch.no_grad()
-    def validate(self, source: SampleSource, stop: StopFlag) -> ValidationTotals | None:
-        """Totals over all samples of a source, or None when a stop was asked for meanwhile."""
+    def validate(
+        self, source: SampleSource, stop: StopFlag, world: World | None = None
+    ) -> ValidationTotals | None:
+        """Totals over all samples of a source, or None when a stop was asked for meanwhile.
+
+        Args:
+            world: the processes that share the batches; each has whole weights.
+        """
+        world = world or World()
         totals = ValidationTotals(self.settings.steps)
         lengths = dict(source.lengths())
         batches = pack_by_tokens(sorted(lengths), lengths, self.settings.batch_tokens)
-        for batch in prepared_ahead(batches, lambda ids: self.prepare(source, ids)):
+        mine = batches[world.rank :: world.size]
+        for batch in prepared_ahead(mine, lambda ids: self.prepare(source, ids)):
             if stop.requested:
-                return None
+                break
             if batch is None:
                 continue
             normaliser, top_tokens = self._full_facts(batch)
             task = self._task(batch, [1.0] * self.settings.steps, normaliser)
             facts = row_facts(self._states(batch), self.drafter.lm_head.weight, task)
             totals.add(batch, facts, self.teacher.vocabulary, top_tokens)
+        if world.highest([float(stop.requested)])[0]:
+            return None
+        totals.joined(world)
         return totals
 
     def _states(self, batch: PackedBatch) -> list[Tensor]:

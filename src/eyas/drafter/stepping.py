@@ -3,45 +3,44 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from eyas.base.stop import StopFlag
 from eyas.drafter.batch import PackedBatch
 from eyas.drafter.gradients import GradientNorms, measure_and_clip
 from eyas.drafter.model import EagleDrafter
-from eyas.drafter.passes import BatchPasses
-from eyas.drafter.schedule import PlannedStep
+from eyas.drafter.parallel import Parallel
+from eyas.drafter.schedule import PlannedStep, dealt_out
 from eyas.drafter.settings import TrainSettings
 from eyas.drafter.source import SampleSource
 
 
 @dataclass(frozen=True)
 class ReadyStep:
-    """A planned step with its batches made.
+    """A planned step with this process's batches made.
 
     Attributes:
+        samples: those this process takes.
         unsupervised: samples of each batch that has no supervised row.
     """
 
     planned: PlannedStep
+    samples: list[str]
     batches: list[PackedBatch]
     unsupervised: list[tuple[str, ...]]
-
-    @property
-    def samples(self) -> list[str]:
-        """All samples of the step, in order."""
-        return [name for batch in self.planned.batches for name in batch]
 
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What a step computed; weights and optimizer moved only if ``finite``.
+    """What a step came to, over all processes; weights and optimizer moved only if ``moved``.
 
     Attributes:
         num_rows: supervised rows of each draft step; all zero when there was nothing to learn.
         step_loss: mean row loss of each draft step; None where no row is supervised.
+        unsupervised: samples of each batch that has no supervised row.
         reason: what was not finite; empty when all was.
         culprits: then, the samples to blame.
     """
@@ -50,70 +49,94 @@ class StepOutcome:
     num_rows: list[int]
     step_loss: list[float | None]
     norms: GradientNorms
+    unsupervised: list[list[str]]
     reason: str = ""
     culprits: tuple[str, ...] = ()
 
     @property
-    def finite(self) -> bool:
-        return not self.reason
+    def moved(self) -> bool:
+        return not self.reason and any(self.num_rows)
 
 
 class Stepper:
-    """Takes optimizer steps.
+    """Takes optimizer steps; all processes of a world call it in step.
 
     Args:
-        samples: where a sample that may be to blame is loaded from again.
+        samples: where samples are loaded from.
+        lengths: their tokens; the same in every process.
+        stop: looked at between the batches of a process alone.
     """
 
     def __init__(
         self,
-        passes: BatchPasses,
+        parallel: Parallel,
         optimizer: torch.optim.Optimizer,
         samples: SampleSource,
+        lengths: Mapping[str, int],
         settings: TrainSettings,
+        stop: StopFlag,
     ) -> None:
-        self._passes, self._optimizer, self._samples, self._settings = passes, optimizer, samples, settings
+        self._parallel, self._passes, self._world = parallel, parallel.passes, parallel.world
+        self.optimizer, self._samples, self._lengths = optimizer, samples, lengths
+        self._settings, self._stop = settings, stop
 
     def prepare(self, planned: PlannedStep) -> ReadyStep:
-        """Load and pack the samples of a step; may be called from another thread."""
-        made = [(ids, self._passes.prepare(self._samples, ids)) for ids in planned.batches]
+        """Load and pack this process's samples of a step; may be called from another thread."""
+        world = self._world
+        mine = dealt_out(planned, self._lengths, self._settings.batch_tokens, world.size)[world.rank]
+        made = [(ids, self._passes.prepare(self._samples, ids)) for ids in mine]
         return ReadyStep(
             planned,
+            [name for ids in mine for name in ids],
             [batch for _, batch in made if batch is not None],
             [ids for ids, batch in made if batch is None],
         )
 
-    def take(self, ready: ReadyStep, rate: float) -> StepOutcome:
-        """Move the weights by one step at a learning rate; not if loss or gradient is not finite."""
-        settings = self._settings
-        num_rows = [sum(batch.num_supervised[j] for batch in ready.batches) for j in range(settings.steps)]
-        total, sums, suspects = 0.0, [0.0] * settings.steps, list[str]()
-        for batch in ready.batches:
-            loss, step_sums = self._passes.loss(batch, num_rows)
-            loss.backward()  # type: ignore[no-untyped-call]
-            share = float(loss.detach())
-            total += share
-            sums = [a + float(b) for a, b in zip(sums, step_sums.tolist(), strict=True)]
-            if not math.isfinite(share):
-                suspects += batch.ids
-        norms = measure_and_clip(self._passes.drafter.named_parameters(), settings.clip)
-        reason = _reason(total, norms)
-        culprits: tuple[str, ...] = ()
-        if reason:
-            self._optimizer.zero_grad(set_to_none=True)
-            culprits = self._culprits(suspects or ready.samples)
-        elif ready.batches:
-            for group in self._optimizer.param_groups:
-                group["lr"] = rate
-            self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        means = [a / n if n else None for a, n in zip(sums, num_rows, strict=True)]
-        return StepOutcome(total, num_rows, means, norms, reason, culprits)
+    def take(self, ready: ReadyStep, rate: float) -> StepOutcome | None:
+        """Move the weights by one step at a learning rate; not if loss or gradient is not finite.
 
-    def _culprits(self, suspects: Sequence[str]) -> tuple[str, ...]:
-        """Those that fail alone; all of them when they fail only together."""
-        alone = tuple(name for name in suspects if not self._passes.is_finite(self._samples, name))
-        return alone or tuple(suspects)
+        Returns:
+            None when a stop was asked for meanwhile; nothing has changed then.
+
+        Raises:
+            WorkerLost: another process is gone; nothing has changed.
+        """
+        settings, world = self._settings, self._world
+        rows = [sum(batch.num_supervised[j] for batch in ready.batches) for j in range(settings.steps)]
+        *totals, num_unsupervised = world.total([*rows, len(ready.unsupervised)])
+        num_rows = [int(count) for count in totals]
+        unsupervised: list[list[str]] = []
+        if num_unsupervised:
+            parts = world.from_all([list(ids) for ids in ready.unsupervised])
+            unsupervised = [ids for part in parts for ids in part]
+        if not any(num_rows):
+            nothing: list[float | None] = [None] * settings.steps
+            return StepOutcome(0.0, num_rows, nothing, GradientNorms(0.0, {}), unsupervised)
+        try:
+            mine = self._parallel.add_gradients(ready.batches, num_rows, self._stop)
+            if mine is None:
+                return None
+            loss, *sums = world.total([mine.loss, *mine.rows])
+            norms = measure_and_clip(self._passes.drafter.named_parameters(), settings.clip)
+            reason = _reason(loss, norms)
+            if not reason:
+                for group in self.optimizer.param_groups:
+                    group["lr"] = rate
+                self.optimizer.step()
+        finally:
+            self.optimizer.zero_grad(set_to_none=True)
+        means = [a / n if n else None for a, n in zip(sums, num_rows, strict=True)]
+        culprits = self._culprits(mine.suspects, ready) if reason else ()
+        return StepOutcome(loss, num_rows, means, norms, unsupervised, reason, culprits)
+
+    def _culprits(self, suspects: Sequence[str], ready: ReadyStep) -> tuple[str, ...]:
+        """Those that fail alone; all suspects when they fail only together."""
+        suspected = [name for names in self._world.from_all(list(suspects)) for name in names]
+        looked_at = suspects if suspected else ready.samples
+        with self._parallel.whole():
+            alone = [name for name in looked_at if not self._passes.is_finite(self._samples, name)]
+        found = [name for names in self._world.from_all(alone) for name in names]
+        return tuple(found or suspected or ready.planned.samples)
 
 
 def make_optimizer(drafter: EagleDrafter, settings: TrainSettings) -> torch.optim.Optimizer:
