@@ -25,12 +25,13 @@ from eyas.drafter.checkpoint import (
 from eyas.drafter.keeper import CheckpointKeeper
 from eyas.drafter.snapshot import take_snapshot
 from eyas.drafter.stepping import make_optimizer
-from tests.drafter.cases import make_drafter
+from eyas.drafter.vocabulary import load_vocabulary
+from tests.drafter.cases import make_drafter, make_vocabulary
 from tests.drafter.ranks import in_ranks
 from tests.drafter.test_trainer import SETTINGS, assert_same, one_thread, rows_of, trainer
 
 _ = one_thread
-MANY = dataclasses.replace(SETTINGS, epochs=60, checkpoint_steps=1, batch_tokens=45, validations=1)
+MANY = dataclasses.replace(SETTINGS, epochs=40, checkpoint_steps=1, batch_tokens=45, validations=1)
 NUM_KILLS = 100
 
 
@@ -63,17 +64,17 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
     """One at a time: the second waits for the first, the caller for neither until then."""
     gate, real, running, most = threading.Event(), save_checkpoint, [], []
 
-    def slow(folder, snapshot, state):
+    def slow(folder, snapshot, state, vocabulary):
         running.append(state.step)
         most.append(len(running))
         assert gate.wait(20)
-        path = real(folder, snapshot, state)
+        path = real(folder, snapshot, state, vocabulary)
         running.remove(state.step)
         return path
 
     monkeypatch.setattr(keeper_module, "save_checkpoint", slow)
     drafter, optimizer = a_drafter()
-    keeper, state = CheckpointKeeper(tmp_path, 5), a_state(1)
+    keeper, state = CheckpointKeeper(tmp_path, 5, make_vocabulary()), a_state(1)
     keeper.start(take_snapshot(drafter, optimizer), state, time.monotonic())
     state.step, state.tokens = 2, 77  # training moves on
     assert keeper.finished() == []
@@ -89,13 +90,14 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
         (1, "step-00000001"), (2, "step-00000002"),
     ]  # fmt: skip
     assert read_checkpoint(checkpoint_path(tmp_path, 1)).state == a_state(1)
+    assert load_vocabulary(checkpoint_path(tmp_path, 2)) == make_vocabulary()
     assert done[1].seconds > 0.2  # training stood still
     assert done[0].write_seconds > 0.2 > done[0].seconds
 
 
 def test_an_error_of_the_disk_is_raised_once_and_leaves_nothing(tmp_path, monkeypatch):
     drafter, optimizer = a_drafter()
-    keeper = CheckpointKeeper(tmp_path, 5)
+    keeper = CheckpointKeeper(tmp_path, 5, make_vocabulary())
     keeper.start(take_snapshot(drafter, optimizer), a_state(1), time.monotonic())
     keeper.wait()
 

@@ -153,7 +153,7 @@ def test_a_run_says_what_it_did(unbroken):
     assert measured[-1]["step"] == result.state.total_steps
     assert result.state.validation["walk_tau"] == measured[-1]["walk_tau"]
     assert {path.name for path in result.last.iterdir()} == {
-        "model.safetensors", "optimizer.safetensors", "state.json", "seal.json",
+        "model.safetensors", "optimizer.safetensors", "vocabulary.safetensors", "state.json", "seal.json",
     }  # fmt: skip
     saved = read_checkpoint(result.last)
     assert all(t.dtype == torch.float32 for t in saved.model.values())

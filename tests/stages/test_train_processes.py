@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -21,15 +22,18 @@ from eyas.base.layout import Layout
 from eyas.base.progress import SilentProgress
 from eyas.base.stop import StopFlag
 from eyas.drafter.checkpoint import list_checkpoints, read_checkpoint
+from eyas.drafter.schedule import TrainingPlan, dealt_out
+from eyas.drafter.vocabulary import load_vocabulary
 from eyas.pipeline.order import STAGES
 from eyas.stages.project import Project
-from eyas.stages.train import launch
-from eyas.stages.train.launch import LOCAL, Helpers
-from eyas.stages.train.meeting import Board
+from eyas.stages.train import launch, work
+from eyas.stages.train.launch import Helpers
+from eyas.stages.train.meeting import LOCAL, Board
 from eyas.stages.train.outer import OuterPlace
+from eyas.store.ledger import Ledger
 from tests.drafter.test_trainer import rows_of
 from tests.faults.forked import error_of, run_here
-from tests.projects import make_project, tiny_target
+from tests.projects import make_project, tiny_target, weights_digest
 
 TWO = ("train.processes=2", "train.accumulate=2", "train.dtype=float64")
 LONG = (*TWO, "train.epochs=500", "train.checkpoint_minutes=60")
@@ -102,6 +106,56 @@ def test_two_processes_train_what_one_trains(project: Path, captured: Path, tmp_
         assert len(rows_of(root / "drafter", "train")) == len(steps)
 
 
+def test_a_lost_vocabulary_comes_back_from_a_checkpoint(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = [stage for stage in STAGES if stage.name == "train"]
+    assert run_here(project, train, ("drafter.vocab_size=40",)) == 0, error_of(project)
+    layout = Layout(project)
+    before = load_vocabulary(layout.vocabulary)
+    assert before.size == 40
+    digest = weights_digest(project)
+    shutil.rmtree(layout.vocabulary)
+    for folder in list_checkpoints(layout.checkpoints)[-1:]:
+        shutil.rmtree(folder)  # so that there is something left to train
+    # what the data would suggest now is not asked
+    monkeypatch.setattr(work, "build_vocabulary", None)
+    assert run_here(project, train, ("drafter.vocab_size=40",)) == 0, error_of(project)
+    assert load_vocabulary(layout.vocabulary) == before
+    assert weights_digest(project) == digest
+
+
+def flip_sample(root: Path, sample: str) -> Path:
+    """Flip one bit of a stored sample; returns its segment."""
+    layout = Layout(root)
+    with Ledger.open_read_only(layout.ledger) as ledger:
+        path = layout.segments / dict(ledger.stored())[sample]
+    data = bytearray(path.read_bytes())
+    size = int.from_bytes(data[:8], "little")
+    start, _ = json.loads(data[8 : 8 + size])[f"{sample}/aux"]["data_offsets"]
+    data[8 + size + start + 5] ^= 2
+    path.write_bytes(data)
+    return path
+
+
+def test_damage_that_a_helper_finds_is_mended(project: Path) -> None:
+    train = [stage for stage in STAGES if stage.name in ("prepare", "regenerate", "extract", "train")]
+    assert run_here(project, train, TWO) == 0, error_of(project)
+    layout, digest = Layout(project), weights_digest(project)
+    shutil.rmtree(list_checkpoints(layout.checkpoints)[-1])  # something is left to train, without a new start
+    step = read_checkpoint(list_checkpoints(layout.checkpoints)[-1]).state.step
+    with Ledger.open_read_only(layout.ledger) as ledger:
+        lengths = {entry.id: entry.length for entry in ledger.entries() if entry.split == "train"}
+    plan = TrainingPlan(lengths, epochs=2, batch_tokens=160, accumulate=2, seed=0)
+    of_helper = dealt_out(plan.steps[step], lengths, 160, 2)[1][0][0]
+    segment = flip_sample(project, of_helper)
+    assert run_here(project, train, TWO) == 0, error_of(project)
+    assert [path for path in layout.set_aside.iterdir() if segment.name in path.name]
+    assert weights_digest(project) == digest
+    said = "".join(path.read_text() for path in layout.logs.glob("attempt-*/rank-1.log"))
+    assert "SegmentDamaged" in said
+
+
 def test_a_killed_helper_ends_all_soon_with_the_state_saved(project: Path) -> None:
     child = eyas_train(project, LONG)
     await_step(project, child, 3)
@@ -122,6 +176,11 @@ def test_sigterm_saves_and_leaves_nobody_behind(project: Path) -> None:
     child = eyas_train(project, LONG)
     await_step(project, child, 3)
     helpers = helpers_of(child)
+    together = [psutil.Process(child.pid), *helpers]
+    addresses = {
+        c.laddr.ip.removeprefix("::ffff:") for process in together for c in process.net_connections()
+    }
+    assert addresses == {LOCAL}  # nobody else is to reach them
     child.send_signal(signal.SIGTERM)
     asked = time.monotonic()
     output, _ = child.communicate(timeout=60)
@@ -161,7 +220,9 @@ def test_an_outer_torchrun(project: Path, captured: Path, tmp_path: Path) -> Non
 
 
 def test_an_error_is_told_as_the_class_it_is() -> None:
-    board = Board(LOCAL, 0, serve=True)
+    board = Board.of_this_machine()
+    listening = [c.laddr.ip for c in psutil.Process().net_connections() if c.laddr.port == board.port]
+    assert set(listening) == {LOCAL}
     other = Board(LOCAL, board.port, serve=False)
     assert board.told_by(1) is None
     other.tell(1, SegmentDamaged("a segment is damaged", where="seg-7", why="hash", hint="eyas run"), None)

@@ -1,7 +1,8 @@
 """Sealed training checkpoints: whole, or not there.
 
 A folder ``step-00000123`` holds ``model.safetensors`` (weights as trained, float32 or wider, under the
-names that engines load), ``optimizer.safetensors`` (``average/NAME``, ``square/NAME``, ``count/NAME``,
+names that engines load), ``vocabulary.safetensors`` (the draft vocabulary they belong to),
+``optimizer.safetensors`` (``average/NAME``, ``square/NAME``, ``count/NAME``,
 ``aux_sizes``, ``rng/cpu``) and ``state.json``. Nothing in it is a pickle.
 """
 
@@ -27,6 +28,7 @@ from eyas.base.seal import is_sealed, require_seal, sealed_folder
 from eyas.drafter.model import EagleDrafter
 from eyas.drafter.shape import DrafterShape
 from eyas.drafter.snapshot import Snapshot, put_optimizer
+from eyas.drafter.vocabulary import DraftVocabulary, write_vocabulary
 from eyas.drafter.world import World
 
 FORMAT = 2
@@ -94,7 +96,9 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in found if path.name.startswith(PREFIX) and is_sealed(path))
 
 
-def save_checkpoint(folder: Path, snapshot: Snapshot, state: TrainingState) -> Path:
+def save_checkpoint(
+    folder: Path, snapshot: Snapshot, state: TrainingState, vocabulary: DraftVocabulary
+) -> Path:
     """Write the checkpoint of ``state.step``.
 
     Raises:
@@ -111,6 +115,7 @@ def save_checkpoint(folder: Path, snapshot: Snapshot, state: TrainingState) -> P
     with sealed_folder(path, about) as temporary:
         save_file(snapshot.model, str(temporary / MODEL_NAME), metadata={"format": "pt"})
         save_file(snapshot.optimizer, str(temporary / OPTIMIZER_NAME))
+        write_vocabulary(temporary, vocabulary)
         (temporary / STATE_NAME).write_text(json.dumps(asdict(state), indent=2) + "\n", encoding="utf-8")
     return path
 

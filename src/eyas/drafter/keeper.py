@@ -10,6 +10,7 @@ from pathlib import Path
 
 from eyas.drafter.checkpoint import TrainingState, prune_checkpoints, save_checkpoint
 from eyas.drafter.snapshot import Snapshot
+from eyas.drafter.vocabulary import DraftVocabulary
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,11 @@ class CheckpointKeeper:
 
     Args:
         keep: how many of the newest stay, beside the best.
+        vocabulary: what the drafter's head belongs to.
     """
 
-    def __init__(self, folder: Path, keep: int) -> None:
-        self._folder, self._keep = folder, keep
+    def __init__(self, folder: Path, keep: int, vocabulary: DraftVocabulary) -> None:
+        self._folder, self._keep, self._vocabulary = folder, keep, vocabulary
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._written: list[Written] = []
@@ -87,7 +89,7 @@ class CheckpointKeeper:
     def _write(self, snapshot: Snapshot, state: TrainingState, held_up: float) -> None:
         began = time.monotonic()
         try:
-            path = save_checkpoint(self._folder, snapshot, state)
+            path = save_checkpoint(self._folder, snapshot, state, self._vocabulary)
             prune_checkpoints(self._folder, self._keep, state.best["step"] if state.best else None)
         except BaseException as error:
             self._error = error

@@ -10,19 +10,20 @@ import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from eyas.base.stop import StopFlag
 from eyas.drafter.batch import PackedBatch
 from eyas.drafter.passes import BatchPasses
 from eyas.drafter.world import World
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 Sharding = Literal["ddp", "fsdp"]
 
@@ -72,10 +73,7 @@ class Parallel:
             return
         with world.watched():
             if sharding == "fsdp":
-                mesh = init_device_mesh(passes.device.type, (world.size,))
-                self._sharded = fully_shard(self._module, mesh=mesh)
-                self._sharded.set_gradient_divide_factor(1.0)
-                self._sharded.set_force_sum_reduction_for_comms(True)
+                self._sharded = _sharded(self._module, passes.device.type, world.size)
             else:
                 self._replicated = DistributedDataParallel(
                     self._module, broadcast_buffers=False, init_sync=False
@@ -143,6 +141,18 @@ class Parallel:
             yield
         finally:
             self._sharded.reshard()
+
+
+def _sharded(module: nn.Module, device_type: str, size: int) -> FSDPModule:
+    """Shard a module's parameters in place; gradients are summed, not averaged."""
+    # a second to load, and seldom needed
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    made = fully_shard(module, mesh=init_device_mesh(device_type, (size,)))
+    made.set_gradient_divide_factor(1.0)
+    made.set_force_sum_reduction_for_comms(True)
+    return made
 
 
 def _summed(bucket: Any) -> torch.futures.Future[Tensor]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from eyas.drafter.model import EagleDrafter
 from eyas.drafter.world import World
@@ -85,12 +84,17 @@ def put_optimizer(
         optimizer.state[parameter] = state
 
 
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether a tensor lies in several processes (a DTensor, whose module takes a second to load)."""
+    return hasattr(tensor, "full_tensor")
+
+
 def _copied(tensor: Tensor, world: World) -> Tensor | None:
     """A whole copy in host memory, in the first process only."""
     tensor = tensor.detach()
-    if isinstance(tensor, DTensor):
+    if is_sharded(tensor):
         with world.watched():
-            tensor = tensor.full_tensor()
+            tensor = tensor.full_tensor()  # type: ignore[attr-defined]
     return tensor.to("cpu", copy=True).contiguous() if world.first else None
 
 
@@ -99,7 +103,10 @@ def _placed(whole: Tensor | None, parameter: Tensor, world: World) -> Tensor:
     made = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
     if whole is not None:
         made.copy_(whole)
-    if isinstance(parameter, DTensor):
+    if is_sharded(parameter):
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        assert isinstance(parameter, DTensor)
         with world.watched():
             return distribute_tensor(made, parameter.device_mesh, parameter.placements)
     world.spread(made)

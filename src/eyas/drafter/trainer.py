@@ -156,7 +156,9 @@ class Trainer:
                 parallel=parallel,
                 stepper=stepper,
                 validation=self._validation,
-                keeper=CheckpointKeeper(self._place.checkpoints, settings.keep_checkpoints),
+                keeper=CheckpointKeeper(
+                    self._place.checkpoints, settings.keep_checkpoints, self._passes.teacher.vocabulary
+                ),
                 saved=-1 if state.step == 0 and not world.from_first(found is not None) else state.step,
                 record=record,
                 progress=self._progress,

@@ -35,8 +35,6 @@ GRACE_SECONDS = 30.0
 """How long after the death of a process this one may go on before it is ended too."""
 END_SECONDS = 15.0
 """How long the others may take to end once this one is done."""
-LOCAL = "127.0.0.1"
-"""Of this machine alone: nothing is to be reached from outside."""
 MEETING = "training"
 _LOOK_SECONDS = 0.05
 
@@ -73,7 +71,7 @@ class Helpers:
     """
 
     def __init__(self, project: Project, size: int, threads: int, logs: Path) -> None:
-        self.board = Board(LOCAL, 0, serve=True)
+        self.board = Board.of_this_machine()
         self.size = size
         self._project = project
         self._helpers: list[_Helper] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -16,22 +17,29 @@ from eyas.base.errors import EyasError, WorkerLost
 
 EXCHANGE_TIMEOUT = timedelta(minutes=30)
 """Longest wait of one process for another: the first fits a drafter's first weights while others wait."""
+LOCAL = "127.0.0.1"
 
 
 class Board:
     """Words by key that all processes see, kept by one of them over TCP.
 
     Args:
-        serve: this process keeps it; port 0 takes a free one.
+        serve: this process keeps it.
+        listener: descriptor of the socket that it then listens on, instead of one of its own.
 
     Raises:
         WorkerLost: nobody keeps it there.
     """
 
-    def __init__(self, address: str, port: int, *, serve: bool) -> None:
+    def __init__(self, address: str, port: int, *, serve: bool, listener: int | None = None) -> None:
         try:
             self._store: Any = dist.TCPStore(  # type: ignore[attr-defined]
-                address, port, is_master=serve, wait_for_workers=False, timeout=EXCHANGE_TIMEOUT
+                address,
+                port,
+                is_master=serve,
+                wait_for_workers=False,
+                timeout=EXCHANGE_TIMEOUT,
+                master_listen_fd=listener,
             )
         except RuntimeError as error:
             raise WorkerLost(
@@ -41,13 +49,21 @@ class Board:
                 hint="eyas run",
             ) from error
 
+    @classmethod
+    def of_this_machine(cls) -> Board:
+        """A board that this process keeps at a free port, which only this machine can reach."""
+        listener = socket.create_server((LOCAL, 0))  # by itself the store would listen everywhere
+        port = listener.getsockname()[1]
+        return cls(LOCAL, port, serve=True, listener=listener.detach())
+
     @property
     def port(self) -> int:
         return int(self._store.port)
 
     def put(self, key: str, text: str) -> None:
-        """Leave a word. Raises RuntimeError when its keeper is gone."""
+        """Leave a word, there for all on return. Raises RuntimeError when its keeper is gone."""
         self._store.set(key, text)
+        self._store.check([key])  # setting alone is not answered
 
     def get(self, key: str) -> str | None:
         """The word, if it is there already. Raises RuntimeError when its keeper is gone."""

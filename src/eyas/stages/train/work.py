@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from eyas.base.errors import NotReady
+from eyas.base.errors import NotReady, SealBroken
 from eyas.base.seal import is_sealed, require_seal
 from eyas.drafter.model import EagleDrafter
 from eyas.drafter.settings import TrainSettings
@@ -25,7 +25,7 @@ from eyas.drafter.world import World
 from eyas.stages.chat_tools import end_tokens, load_tokenizer
 from eyas.stages.project import Project
 from eyas.stages.protocol import RunContext
-from eyas.stages.records import recorded_train_dtype
+from eyas.stages.records import checkpoint_folders, recorded_train_dtype
 from eyas.stages.stored_states import StoredSamples
 from eyas.stages.threads import set_threads
 from eyas.stages.train.begin import StartingDrafter, read_start
@@ -142,7 +142,7 @@ def _start(
 
 
 def _vocabulary(project: Project, context: RunContext, begun: StartingDrafter | None) -> DraftVocabulary:
-    """The mapping on disk, that of the drafter one starts from, or a new one; never made twice."""
+    """The mapping on disk or of a checkpoint, that of the drafter one starts from, or a new one."""
     folder, resolved = project.layout.vocabulary, project.resolved
     if is_sealed(folder):
         return load_vocabulary(folder)
@@ -151,6 +151,12 @@ def _vocabulary(project: Project, context: RunContext, begun: StartingDrafter | 
         if sample.split == "train":
             for start, end in sample.spans:
                 np.add.at(counts, sample.tokens[start:end], 1)
+    for checkpoint in reversed(checkpoint_folders(project.layout.checkpoints)):
+        # damaged ones are the trainer's to set aside
+        with suppress(SealBroken):
+            vocabulary = load_vocabulary(checkpoint)
+            context.progress.say(f"the draft vocabulary is lost; {checkpoint.name} carries it")
+            return _keep_vocabulary(vocabulary, folder, counts, context)
     if begun is not None:
         return _keep_vocabulary(begun.vocabulary, folder, counts, context)
     tokenizer = load_tokenizer(project)

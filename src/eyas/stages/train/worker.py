@@ -21,8 +21,8 @@ from eyas.drafter.world import World
 from eyas.stages.project import Project
 from eyas.stages.stored_states import StoredSamples
 from eyas.stages.threads import set_threads
-from eyas.stages.train.launch import LOCAL, MEETING, outer_board, ready_key
-from eyas.stages.train.meeting import Board, leave
+from eyas.stages.train.launch import MEETING, outer_board, ready_key
+from eyas.stages.train.meeting import LOCAL, Board, leave
 from eyas.stages.train.outer import OuterPlace
 from eyas.stages.train.together import device_of, train_together
 
