@@ -38,7 +38,11 @@ def make_stepper(source, settings=HEAD):
     optimizer = make_optimizer(drafter, settings)
     passes = BatchPasses(drafter, teacher, settings)
     parallel = Parallel(passes, World(), "ddp")
-    return drafter, optimizer, Stepper(parallel, optimizer, source, source.lengths(), settings, StopFlag())
+    return (
+        drafter,
+        optimizer,
+        Stepper(parallel, optimizer, source, source.lengths(), source.lengths(), settings, StopFlag()),
+    )
 
 
 def everything(drafter, optimizer):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import random
+import shutil
 import signal
 import threading
 import time
@@ -112,6 +114,73 @@ def test_an_error_of_the_disk_is_raised_once_and_leaves_nothing(tmp_path, monkey
     keeper.wait()
     assert [written.step for written in keeper.finished()] == [1]
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def test_a_checkpoint_of_the_format_before_is_read(tmp_path):
+    """It has neither the losses that guards remember nor the draft vocabulary."""
+    drafter, optimizer = a_drafter()
+    save_checkpoint(tmp_path / "new", take_snapshot(drafter, optimizer), a_state(3), make_vocabulary())
+    new = checkpoint_path(tmp_path / "new", 3)
+    with seal.sealed_folder(checkpoint_path(tmp_path / "old", 3), {"step": 3, "total_steps": 9}) as folder:
+        for name in ("model.safetensors", "optimizer.safetensors"):
+            shutil.copy(new / name, folder)
+        values = json.loads((new / "state.json").read_text())
+        assert values.pop("recent_losses") == []
+        assert values.pop("format") == 2
+        (folder / "state.json").write_text(json.dumps({**values, "format": 1}))
+    found = read_checkpoint(checkpoint_path(tmp_path / "old", 3))
+    assert dataclasses.replace(found.state, format=2) == a_state(3)
+    assert found.model.keys() == read_checkpoint(new).model.keys()
+
+
+def stop_in_the_last_validation(folder, settings):
+    """A run whose every step is done and whose last validation is not."""
+    made, progress = trainer(folder, settings)
+    validate, total = made._passes.validate, len(made._plan.steps)
+
+    def stopped(source, stop, world):
+        if progress.steps == total:
+            progress.flag.request(15)
+        return validate(source, stop, world)
+
+    made._passes.validate = stopped
+    with pytest.raises(Stopped):
+        made.run()
+    return total
+
+
+def test_a_stop_before_the_last_validation_leaves_it_to_the_next_run(tmp_path):
+    settings = dataclasses.replace(SETTINGS, checkpoint_steps=3, keep_checkpoints=1, validations=1)
+    whole = trainer(tmp_path / "whole", settings)[0].run()
+    total = stop_in_the_last_validation(tmp_path / "stopped", settings)
+    folder = tmp_path / "stopped" / "checkpoints"
+    last = list_checkpoints(folder)
+    # the one before stays, since the newest will be replaced
+    assert [path.name for path in last] == [f"step-{total - total % 3:08d}", f"step-{total:08d}"]
+    assert read_checkpoint(last[-1]).state.unvalidated
+    assert seal.read_seal(last[-1])["about"]["unvalidated"]
+    result = trainer(tmp_path / "stopped", settings)[0].run()
+    assert result.state.validation == whole.state.validation
+    assert_same(result.last, whole.last)
+    assert [path.name for path in folder.iterdir()] == [result.last.name]
+    assert len(rows_of(tmp_path / "stopped", "validation")) == 1
+
+
+def test_a_crash_while_a_checkpoint_is_replaced_leaves_the_one_before(tmp_path, monkeypatch):
+    settings = dataclasses.replace(SETTINGS, checkpoint_steps=3, keep_checkpoints=1, validations=1)
+    whole = trainer(tmp_path / "whole", settings)[0].run()
+    total = stop_in_the_last_validation(tmp_path / "stopped", settings)
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(seal.os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        trainer(tmp_path / "stopped", settings)[0].run()
+    monkeypatch.undo()
+    left = list_checkpoints(tmp_path / "stopped" / "checkpoints")
+    assert f"step-{total - total % 3:08d}" in [path.name for path in left]
+    assert_same(trainer(tmp_path / "stopped", settings)[0].run().last, whole.last)
 
 
 def test_checkpoints_by_step(tmp_path):

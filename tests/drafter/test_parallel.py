@@ -8,6 +8,7 @@ import os
 import signal
 import time
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -142,9 +143,10 @@ def test_a_run_is_that_of_one_process(size, sharding, tmp_path):
 @settings(max_examples=200, deadline=None)
 def test_a_step_is_dealt_out_whole_and_evenly(sizes, num_processes, accumulate, budget):
     lengths = {f"s{i:02d}": size for i, size in enumerate(sizes)}
+    costs = {name: float(size * (1 + size % 7)) for name, size in lengths.items()}
     plan = TrainingPlan(lengths, epochs=1, batch_tokens=budget, accumulate=accumulate, seed=1)
     for step in plan.steps:
-        dealt = dealt_out(step, lengths, budget, num_processes)
+        dealt = dealt_out(step, lengths, costs, budget, num_processes)
         assert len(dealt) == num_processes
         assert sorted(n for share in dealt for ids in share for n in ids) == sorted(step.samples)
         for share in dealt:
@@ -152,23 +154,36 @@ def test_a_step_is_dealt_out_whole_and_evenly(sizes, num_processes, accumulate, 
                 assert len(ids) == 1 or sum(lengths[name] for name in ids) <= budget
         if num_processes == 1:
             assert [tuple(ids) for ids in dealt[0]] == list(step.batches)
-        assert dealt == dealt_out(step, dict(reversed(lengths.items())), budget, num_processes)
+        shuffled = dict(reversed(lengths.items()))
+        assert dealt == dealt_out(step, shuffled, costs, budget, num_processes)
 
 
 def test_processes_get_equal_work():
     """1,000 samples of the lengths of real chats, a step of 8 batches for 8 processes."""
-    generator = torch.Generator().manual_seed(0)
-    sizes = (torch.randn(1000, generator=generator) * 0.8 + 5.5).exp().int().clamp(20, 2048).tolist()
-    lengths = {f"s{i}": size for i, size in enumerate(sizes)}
+    rng = np.random.default_rng(0)
+    sizes = np.exp(rng.normal(5.5, 0.8, 1000)).clip(20, 2048).astype(int)
+    lengths = {f"s{i}": int(size) for i, size in enumerate(sizes)}
+    shares = rng.uniform(0.05, 0.95, 1000)  # of the tokens that are supervised
+    costs = {name: n * (1 + 28 * share) for (name, n), share in zip(lengths.items(), shares, strict=True)}
     plan = TrainingPlan(lengths, epochs=1, batch_tokens=2048, accumulate=8, seed=0)
-    busiest = ideal = 0.0
+    busiest = ideal = by_length = 0.0
+
+    def loads_of(dealt):
+        return [sum(costs[name] for ids in share for name in ids) for share in dealt]
+
     for step in plan.steps:
-        dealt = dealt_out(step, lengths, 2048, 8)
-        loads = [sum(lengths[name] for ids in share for name in ids) for share in dealt]
-        busiest += max(loads)
-        # no way of dealing is better than the mean, or than the longest sample
-        ideal += max(sum(loads) / 8, max(lengths[name] for name in step.samples))
-    assert busiest < 1.03 * ideal
+        loads = [
+            [
+                sum(costs[name] for ids in share for name in ids)
+                for share in dealt_out(step, lengths, by, 2048, 8)
+            ]
+            for by in (costs, lengths)
+        ]
+        busiest, by_length = busiest + max(loads[0]), by_length + max(loads[1])
+        # no way of dealing is better than the mean, or than the dearest sample
+        ideal += max(sum(loads[0]) / 8, max(costs[name] for name in step.samples))
+    assert busiest < 1.05 * ideal
+    assert by_length > 1.15 * ideal  # what the rows' unequal cost is worth
 
 
 @pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
@@ -198,7 +213,8 @@ def test_culprits_are_found_in_sharded_weights():
         passes = make_passes()
         parallel = Parallel(passes, world, "fsdp")
         optimizer = torch.optim.AdamW(passes.drafter.parameters(), lr=1e-3, fused=True)
-        stepper = Stepper(parallel, optimizer, source, source.lengths(), passes.settings, StopFlag())
+        lengths = source.lengths()
+        stepper = Stepper(parallel, optimizer, source, lengths, lengths, passes.settings, StopFlag())
         before = {name: whole(p.detach()).clone() for name, p in passes.drafter.named_parameters()}
         outcome = stepper.take(stepper.prepare(planned), 1e-3)
         after = {name: whole(p.detach()) for name, p in passes.drafter.named_parameters()}

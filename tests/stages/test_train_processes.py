@@ -26,7 +26,7 @@ from eyas.drafter.schedule import TrainingPlan, dealt_out
 from eyas.drafter.vocabulary import load_vocabulary
 from eyas.pipeline.order import STAGES
 from eyas.stages.project import Project
-from eyas.stages.train import launch, work
+from eyas.stages.train import work
 from eyas.stages.train.launch import Helpers
 from eyas.stages.train.meeting import LOCAL, Board
 from eyas.stages.train.outer import OuterPlace
@@ -145,9 +145,11 @@ def test_damage_that_a_helper_finds_is_mended(project: Path) -> None:
     shutil.rmtree(list_checkpoints(layout.checkpoints)[-1])  # something is left to train, without a new start
     step = read_checkpoint(list_checkpoints(layout.checkpoints)[-1]).state.step
     with Ledger.open_read_only(layout.ledger) as ledger:
-        lengths = {entry.id: entry.length for entry in ledger.entries() if entry.split == "train"}
+        entries = [entry for entry in ledger.entries() if entry.split == "train"]
+    lengths = {entry.id: entry.length for entry in entries}
+    costs = {entry.id: entry.length + 4.0 * 3 * entry.num_supervised for entry in entries}
     plan = TrainingPlan(lengths, epochs=2, batch_tokens=160, accumulate=2, seed=0)
-    of_helper = dealt_out(plan.steps[step], lengths, 160, 2)[1][0][0]
+    of_helper = dealt_out(plan.steps[step], lengths, costs, 160, 2)[1][0][0]
     segment = flip_sample(project, of_helper)
     assert run_here(project, train, TWO) == 0, error_of(project)
     assert [path for path in layout.set_aside.iterdir() if segment.name in path.name]
@@ -269,12 +271,26 @@ def test_a_stop_is_heard_while_helpers_start(
     assert time.monotonic() - began < 5
 
 
+def test_a_process_that_has_noticed_is_left_in_peace(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    helpers = Helpers(Project.open(project), 2, 1, tmp_path / "logs")
+    try:
+        with helpers.watched(SilentProgress(), 1.5):
+            reason = helpers.reason()
+            assert reason is not None
+            assert "training process 1" in reason.what
+            time.sleep(3)  # as long as saving takes
+    finally:
+        helpers.end(1.0)
+
+
 def test_a_process_that_waits_for_a_dead_one_is_ended(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As it is between GPUs, where nothing breaks off the wait for a peer."""
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
-    monkeypatch.setattr(launch, "GRACE_SECONDS", 0.2)
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):
@@ -284,7 +300,7 @@ def test_a_process_that_waits_for_a_dead_one_is_ended(
                     (tmp_path / "said").write_text(message)
 
             helpers = Helpers(Project.open(project), 2, 1, tmp_path / "logs")
-            with helpers.watched(Told()):
+            with helpers.watched(Told(), 0.2):
                 threading.Event().wait(60)
         os._exit(7)
     began = time.monotonic()

@@ -241,7 +241,7 @@ class EyasConfig(Section):
     format: int = 1
     """Format of the project folder."""
     threads: Annotated[int, Field(ge=0)] = 0
-    """CPU threads for arithmetic; 0: as many as there are cores."""
+    """CPU threads for arithmetic, shared by training processes; 0: as many as there are cores."""
     target: TargetConfig
     data: DataConfig
     regenerate: RegenerateConfig = RegenerateConfig()

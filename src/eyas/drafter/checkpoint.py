@@ -52,6 +52,7 @@ class TrainingState:
         bad_steps: bad steps in a row.
         recipe: all that determines the weights, with its hash.
         validation: the last validation.
+        unvalidated: the validation that is due at this step has not been done: the run was stopped before.
         recent_losses: of the last good steps, newest last (see `eyas.drafter.guards`).
         counters: how often each kind of trouble was met.
     """
@@ -70,6 +71,7 @@ class TrainingState:
     validation: dict[str, Any] | None = None
     counters: dict[str, int] = field(default_factory=dict)
     recent_losses: list[float] = field(default_factory=list)
+    unvalidated: bool = False
     format: int = FORMAT
 
 
@@ -99,18 +101,22 @@ def list_checkpoints(folder: Path) -> list[Path]:
 def save_checkpoint(
     folder: Path, snapshot: Snapshot, state: TrainingState, vocabulary: DraftVocabulary
 ) -> Path:
-    """Write the checkpoint of ``state.step``.
+    """Write the checkpoint of ``state.step``, in place of one that lacked its validation.
+
+    A crash while one is replaced leaves the one before it.
 
     Raises:
-        FileExistsError: that checkpoint is there already.
         OSError: nothing was written.
     """
     path = checkpoint_path(folder, state.step)
+    if path.exists():
+        _remove(path)
     about = {
         "kind": "checkpoint",
         "step": state.step,
         "total_steps": state.total_steps,
         "recipe_hash": state.recipe_hash,
+        "unvalidated": state.unvalidated,
     }
     with sealed_folder(path, about) as temporary:
         save_file(snapshot.model, str(temporary / MODEL_NAME), metadata={"format": "pt"})
@@ -199,10 +205,14 @@ def prune_checkpoints(folder: Path, keep: int, best_step: int | None) -> list[Pa
     for path in paths[: max(0, len(paths) - keep)]:
         if best_step is not None and path == checkpoint_path(folder, best_step):
             continue
-        # renamed first: a crash amid removal must not leave a folder that looks damaged
-        doomed = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
-        os.rename(path, doomed)
-        fsync_folder(folder)
-        shutil.rmtree(doomed)
+        _remove(path)
         removed.append(path)
     return removed
+
+
+def _remove(path: Path) -> None:
+    # renamed first: a crash amid removal must not leave a folder that looks damaged
+    doomed = path.with_name(f".{path.name}.old.{os.getpid()}{TEMPORARY_SUFFIX}")
+    os.rename(path, doomed)
+    fsync_folder(path.parent)
+    shutil.rmtree(doomed)

@@ -90,7 +90,9 @@ class CheckpointKeeper:
         began = time.monotonic()
         try:
             path = save_checkpoint(self._folder, snapshot, state, self._vocabulary)
-            prune_checkpoints(self._folder, self._keep, state.best["step"] if state.best else None)
+            # one that will be replaced does not count: the one before stands in for it meanwhile
+            keep = self._keep + state.unvalidated
+            prune_checkpoints(self._folder, keep, state.best["step"] if state.best else None)
         except BaseException as error:
             self._error = error
         else:

@@ -142,9 +142,7 @@ class TrainingLoop:
 
     def _validate(self) -> None:
         state = self.state
-        due = state.step in self._validation_steps
-        done = state.validation is not None and state.validation["step"] == state.step
-        if not due or done or self.validation is None:
+        if self.validation is None or not self._validation_is_due():
             return
         with self.parallel.whole():
             totals = self.parallel.passes.validate(self.validation, self.stop, self._world)
@@ -161,6 +159,11 @@ class TrainingLoop:
             state.best = {"step": state.step, "walk_tau": summary["walk_tau"], "loss": summary["loss"]}
             self._save()
 
+    def _validation_is_due(self) -> bool:
+        state = self.state
+        done = state.validation is not None and state.validation["step"] == state.step
+        return state.step in self._validation_steps and not done
+
     def _save_is_due(self) -> bool:
         """Whether time or steps ask for a checkpoint; the first process's word counts."""
         settings, step = self.settings, self.state.step
@@ -170,13 +173,15 @@ class TrainingLoop:
         return by_step or time.monotonic() - self._saved_at >= settings.checkpoint_minutes * 60
 
     def _save(self, *, alone: bool = False) -> None:
-        """Begin to write a checkpoint unless this step has one.
+        """Begin to write a checkpoint unless this step has one that lacks nothing.
 
         Args:
             alone: the other processes are gone; this one holds everything.
         """
-        if self.state.step == self.saved:
+        unvalidated = self._validation_is_due()
+        if self.state.step == self.saved and (unvalidated or not self.state.unvalidated):
             return
+        self.state.unvalidated = unvalidated
         began = time.monotonic()
         world = None if alone else self._world
         snapshot = take_snapshot(self.parallel.passes.drafter, self.stepper.optimizer, world)

@@ -79,13 +79,17 @@ class PlannedStep:
 
 
 def dealt_out(
-    step: PlannedStep, lengths: Mapping[str, int], budget: int, num_processes: int
+    step: PlannedStep,
+    lengths: Mapping[str, int],
+    costs: Mapping[str, float],
+    budget: int,
+    num_processes: int,
 ) -> list[list[tuple[str, ...]]]:
     """The batches of each process: together the samples of a step, each once.
 
-    One process takes the batches as planned. For several, samples go longest first to the least filled batch
-    that has room (Graham's rule, 1969), so that all processes have nearly the same number of tokens; no batch
-    exceeds the budget unless one sample does. A process may have no batch.
+    One process takes the batches as planned. For several, samples go by cost, the dearest first, to the
+    process that has least to do (Graham's rule, 1969) and there into a batch that has room; no batch exceeds
+    the budget of tokens unless one sample does. A process may have no batch.
     """
     if num_processes == 1:
         return [list(step.batches)]
@@ -94,8 +98,8 @@ def dealt_out(
     bins: list[list[int]] = [[] for _ in range(each * num_processes)]
     owners = [i % num_processes for i in range(len(bins))]
     filled = [0] * len(bins)
-    loads = [0] * num_processes
-    for place in sorted(range(len(order)), key=lambda i: (-lengths[order[i]], i)):
+    loads = [0.0] * num_processes
+    for place in sorted(range(len(order)), key=lambda i: (-costs[order[i]], i)):
         length = lengths[order[place]]
         fitting = [i for i, taken in enumerate(filled) if not taken or taken + length <= budget]
         if fitting:
@@ -107,7 +111,7 @@ def dealt_out(
             owners.append(loads.index(min(loads)))
         bins[best].append(place)
         filled[best] += length
-        loads[owners[best]] += length
+        loads[owners[best]] += costs[order[place]]
     dealt: list[list[tuple[str, ...]]] = [[] for _ in range(num_processes)]
     for owner, places in zip(owners, bins, strict=True):
         if places:

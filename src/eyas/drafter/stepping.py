@@ -63,7 +63,7 @@ class Stepper:
 
     Args:
         samples: where samples are loaded from.
-        lengths: their tokens; the same in every process.
+        lengths, costs: their tokens and relative work; the same in every process.
         stop: looked at between the batches of a process alone.
     """
 
@@ -73,17 +73,19 @@ class Stepper:
         optimizer: torch.optim.Optimizer,
         samples: SampleSource,
         lengths: Mapping[str, int],
+        costs: Mapping[str, float],
         settings: TrainSettings,
         stop: StopFlag,
     ) -> None:
         self._parallel, self._passes, self._world = parallel, parallel.passes, parallel.world
         self.optimizer, self._samples, self._lengths = optimizer, samples, lengths
-        self._settings, self._stop = settings, stop
+        self._costs, self._settings, self._stop = costs, settings, stop
 
     def prepare(self, planned: PlannedStep) -> ReadyStep:
         """Load and pack this process's samples of a step; may be called from another thread."""
         world = self._world
-        mine = dealt_out(planned, self._lengths, self._settings.batch_tokens, world.size)[world.rank]
+        budget = self._settings.batch_tokens
+        mine = dealt_out(planned, self._lengths, self._costs, budget, world.size)[world.rank]
         made = [(ids, self._passes.prepare(self._samples, ids)) for ids in mine]
         return ReadyStep(
             planned,

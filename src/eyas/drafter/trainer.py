@@ -36,7 +36,7 @@ from eyas.drafter.passes import BatchPasses
 from eyas.drafter.schedule import TrainingPlan
 from eyas.drafter.settings import TrainSettings
 from eyas.drafter.snapshot import spread_weights
-from eyas.drafter.source import SampleSource, prepared_ahead
+from eyas.drafter.source import SampleSource, prepared_ahead, sample_costs
 from eyas.drafter.stepping import Stepper, make_optimizer
 from eyas.drafter.teacher import Teacher
 from eyas.drafter.world import World
@@ -141,7 +141,8 @@ class Trainer:
         parallel = Parallel(self._passes, world, self._sharding)
         optimizer = make_optimizer(self._drafter, settings)
         restore_optimizer(found, self._drafter, optimizer, world)
-        stepper = Stepper(parallel, optimizer, self._samples, self._lengths, settings, self._stop)
+        costs = sample_costs(self._samples, settings.steps)
+        stepper = Stepper(parallel, optimizer, self._samples, self._lengths, costs, settings, self._stop)
         remaining = self._plan.steps[state.step :]
         tokens = [self._plan.step_tokens(step) for step in self._plan.steps]
         self._progress.start("train", total=sum(tokens), unit="tokens", done=sum(tokens[: state.step]))

@@ -31,8 +31,9 @@ START_SECONDS = 300.0
 """Longest wait for processes to start."""
 TOLD_SECONDS = 5.0
 """How long after the loss of a process its reason is waited for."""
-GRACE_SECONDS = 30.0
-"""How long after the death of a process this one may go on before it is ended too."""
+GRACE_SECONDS = {"cpu": 600.0, "cuda": 30.0}
+"""How long after the death of a process this one may go on without noticing before it is ended too. On the
+CPU it notices at its next exchange, which a long step may hold up."""
 END_SECONDS = 15.0
 """How long the others may take to end once this one is done."""
 MEETING = "training"
@@ -75,6 +76,7 @@ class Helpers:
         self.size = size
         self._project = project
         self._helpers: list[_Helper] = []
+        self._noticed = threading.Event()
         logs.mkdir(parents=True, exist_ok=True)
         try:
             for rank in range(1, size):
@@ -128,6 +130,7 @@ class Helpers:
 
     def reason(self, patience: float = TOLD_SECONDS) -> EyasError | None:
         """What one of them has told, or how one ended; None when all seem well."""
+        self._noticed.set()
         deadline = time.monotonic() + patience
         while True:
             for helper in self._helpers:
@@ -142,20 +145,23 @@ class Helpers:
             time.sleep(_LOOK_SECONDS)
 
     @contextmanager
-    def watched(self, progress: Progress) -> Iterator[None]:
-        """End this process if one of them is dead and this one still waits for it after a while.
+    def watched(self, progress: Progress, grace: float) -> Iterator[None]:
+        """End this process if one of them is dead and this one has not noticed after a while.
 
         An exchange between devices may wait for a dead process without end, and nothing in Python can
-        break it off.
+        break it off. One that has noticed (`reason`) may save its state in peace.
         """
         over = threading.Event()
 
         def watch() -> None:
             while not over.wait(0.5):
                 fate = next((f for f in (helper.fate() for helper in self._helpers) if f is not None), None)
-                if fate is not None and not over.wait(GRACE_SECONDS):
+                if fate is None:
+                    continue
+                if not self._noticed.wait(grace) and not over.is_set():
                     progress.say(f"{fate.what}; this one still waits for it and is ended: eyas run resumes")
                     os._exit(fate.exit_code)
+                return
 
         thread = threading.Thread(target=watch, name="training processes", daemon=True)
         thread.start()
@@ -163,6 +169,7 @@ class Helpers:
             yield
         finally:
             over.set()
+            self._noticed.set()
             thread.join()
 
     def end(self, patience: float) -> None:
@@ -196,8 +203,8 @@ def started(
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     helpers = Helpers(project, size, threads, logs)
     try:
-        with helpers.watched(progress):
-            helpers.await_ready(stop)
+        helpers.await_ready(stop)
+        with helpers.watched(progress, GRACE_SECONDS["cuda" if device.startswith("cuda") else "cpu"]):
             helpers.board.join(0, size, device, MEETING)
             yield World(0, size, reason_of_loss=helpers.reason)
     finally:

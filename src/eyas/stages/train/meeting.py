@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -18,6 +19,7 @@ from eyas.base.errors import EyasError, WorkerLost
 EXCHANGE_TIMEOUT = timedelta(minutes=30)
 """Longest wait of one process for another: the first fits a drafter's first weights while others wait."""
 LOCAL = "127.0.0.1"
+_LEAVE_SECONDS = 10.0
 
 
 class Board:
@@ -124,9 +126,15 @@ class Board:
 
 
 def leave() -> None:
-    """Take leave of the others; it is no matter if they have gone."""
-    with suppress(Exception):
-        dist.destroy_process_group()
+    """Take leave of the others; it is no matter if they have gone, nor waited for long."""
+
+    def destroy() -> None:
+        with suppress(Exception):
+            dist.destroy_process_group()
+
+    thread = threading.Thread(target=destroy, name="leaving", daemon=True)
+    thread.start()
+    thread.join(_LEAVE_SECONDS)
 
 
 def _error_key(rank: int) -> str:

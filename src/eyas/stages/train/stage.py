@@ -99,7 +99,7 @@ class TrainStage:
         differences = tuple(recipe_differences(recorded, wanted))
         if differences:
             return StageView(self.name, "stale", step, total, unit, detail, differences)
-        done: StageState = "done" if step >= total else "partial"
+        done: StageState = "done" if step >= total and not state.get("unvalidated") else "partial"
         return StageView(self.name, done, step, total, unit, detail)
 
     def damages(self, project: Project, *, deep: bool) -> list[Damage]:

@@ -72,10 +72,10 @@ def train_settings(project: Project, dtype: str) -> TrainSettings:
 def make_brief(ledger: Ledger, dtype: str, shape: DrafterShape, recipe: Mapping[str, object]) -> Brief:
     """The first process's word: with it, the others need neither the ledger nor the samples' file."""
     stored = dict(ledger.stored())
-    samples: dict[str, list[tuple[str, int]]] = {"train": [], "validation": []}
+    samples: dict[str, list[tuple[str, int, int]]] = {"train": [], "validation": []}
     for entry in ledger.entries():
         if entry.id in stored and entry.split in samples:
-            samples[entry.split].append((entry.id, entry.length))
+            samples[entry.split].append((entry.id, entry.length, entry.num_supervised))
     return {
         "dtype": dtype,
         "shape": shape.as_dict(),
