@@ -114,9 +114,7 @@ def train_together(
     drafter = EagleDrafter(shape, parts.embedding.to(settings.compute_dtype())).to(device)
     reader = StoreReader(layout.segments, brief["segments"])
     samples, held_out = (
-        StoredSamples(
-            reader, (SampleEntry(id_, length, 0, split, "") for id_, length in brief["samples"][split])
-        )
+        StoredSamples(reader, (SampleEntry(*facts, split, "") for facts in _listed(brief, split)))
         for split in ("train", "validation")
     )
     trainer = Trainer(
@@ -138,6 +136,11 @@ def train_together(
         sharding=project.config.train.sharding,
     )
     return trainer.run()
+
+
+def _listed(brief: Brief, split: str) -> list[tuple[str, int, int]]:
+    """Id, tokens and supervised tokens of each sample of a split."""
+    return [(name, length, supervised) for name, length, supervised in brief["samples"][split]]
 
 
 def _set_aside(layout: Layout, path: Path, reason: str) -> None:
