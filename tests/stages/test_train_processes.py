@@ -165,7 +165,9 @@ def test_a_killed_helper_ends_all_soon_with_the_state_saved(project: Path) -> No
     helper.kill()
     killed = time.monotonic()
     output, _ = child.communicate(timeout=60)
-    assert time.monotonic() - killed < 20
+    seconds = time.monotonic() - killed
+    print(f"ended {seconds:.1f} s after a helper was killed")
+    assert seconds < 20
     assert child.returncode == WorkerLost.exit_code, output
     assert "ended by signal SIGKILL" in output
     assert "rank-1.log" in output

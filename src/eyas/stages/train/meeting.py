@@ -19,6 +19,7 @@ from eyas.base.errors import EyasError, WorkerLost
 EXCHANGE_TIMEOUT = timedelta(minutes=30)
 """Longest wait of one process for another: the first fits a drafter's first weights while others wait."""
 LOCAL = "127.0.0.1"
+_CONNECT_TIMEOUT = timedelta(seconds=60)
 _LEAVE_SECONDS = 10.0
 
 
@@ -40,9 +41,10 @@ class Board:
                 port,
                 is_master=serve,
                 wait_for_workers=False,
-                timeout=EXCHANGE_TIMEOUT,
+                timeout=_CONNECT_TIMEOUT,
                 master_listen_fd=listener,
             )
+            self._store.set_timeout(EXCHANGE_TIMEOUT)
         except RuntimeError as error:
             raise WorkerLost(
                 "the first training process is not there",

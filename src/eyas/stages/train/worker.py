@@ -9,9 +9,10 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
-from eyas.base.errors import EyasError, Stopped
+from eyas.base.errors import EyasError, Stopped, WorkerLost
 from eyas.base.layout import Layout
 from eyas.base.progress import SilentProgress
 from eyas.base.stop import StopFlag
@@ -35,7 +36,7 @@ def follow(project: Project, place: OuterPlace) -> int:
 
     Waits for its word as long as it takes: it may have stages to do that only one can do.
     """
-    board = outer_board(place)
+    board = _await_board(place)
     while (word := board.get(place.go_key)) is None:
         time.sleep(_LOOK_SECONDS)
     if word == _OVER:
@@ -47,7 +48,18 @@ def follow(project: Project, place: OuterPlace) -> int:
 def release(place: OuterPlace) -> None:
     """Let those go that wait for the first process's word; it is done."""
     if place.has_board:
-        outer_board(place).put(place.go_key, _OVER)
+        with suppress(WorkerLost, RuntimeError):  # without the launcher nobody waits any more
+            outer_board(place).put(place.go_key, _OVER)
+
+
+def _await_board(place: OuterPlace) -> Board:
+    """The board; the first process's own appears only when training begins."""
+    while True:
+        try:
+            return outer_board(place)
+        except WorkerLost:
+            if place.has_board:
+                raise
 
 
 def main() -> int:
