@@ -54,6 +54,17 @@ class BatchPasses:
         shares = [weight / max(1, count) for weight, count in zip(weights, num_rows, strict=True)]
         return draft_loss(self._states(batch), self.drafter.lm_head.weight, self._task(batch, shares))
 
+    def train(self, batch: PackedBatch, num_rows: Sequence[int]) -> tuple[float, list[float]]:
+        """Add the batch's gradients in a process alone; its share of the loss and the sum of row losses of
+        each step.
+
+        Args:
+            num_rows: as for `loss`.
+        """
+        loss, sums = self.loss(batch, num_rows)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach()), [float(x) for x in sums.tolist()]
+
     def is_finite(self, source: SampleSource, sample_id: str) -> bool:
         """Whether one sample alone has a finite loss and finite gradients; leaves no gradient behind."""
         batch = self.prepare(source, [sample_id])

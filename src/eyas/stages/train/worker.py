@@ -37,8 +37,11 @@ def follow(project: Project, place: OuterPlace) -> int:
     Waits for its word as long as it takes: it may have stages to do that only one can do.
     """
     board = _await_board(place)
-    while (word := board.get(place.go_key)) is None:
-        time.sleep(_LOOK_SECONDS)
+    try:
+        while (word := board.get(place.go_key)) is None:
+            time.sleep(_LOOK_SECONDS)
+    except RuntimeError as error:
+        raise WorkerLost("the first training process is gone", why=str(error).splitlines()[0]) from error
     if word == _OVER:
         return 0
     set_threads(project, place.local_size)
