@@ -76,5 +76,10 @@ class MemorySource:
     def lengths(self):
         return {name: len(sample.tokens) for name, sample in self.samples.items()}
 
+    def supervised(self):
+        return {
+            name: sum(end - start for start, end in sample.spans) for name, sample in self.samples.items()
+        }
+
     def load(self, ids):
         return [self.samples[name] for name in ids]

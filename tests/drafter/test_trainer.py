@@ -12,8 +12,9 @@ from eyas.base.progress import SilentProgress
 from eyas.base.stop import StopFlag
 from eyas.drafter.checkpoint import list_checkpoints, read_checkpoint
 from eyas.drafter.settings import TrainSettings
+from eyas.drafter.stepping import make_optimizer
 from eyas.drafter.teacher import Teacher
-from eyas.drafter.trainer import Trainer, TrainingPlace, make_optimizer
+from eyas.drafter.trainer import Trainer, TrainingPlace
 from eyas.drafter.warmstart import give_first_weights
 from tests.drafter.cases import MemorySource, make_drafter, make_head, make_sample, make_vocabulary
 
@@ -57,7 +58,15 @@ class Interrupting(SilentProgress):
 
 
 def trainer(
-    folder, settings=SETTINGS, *, after=None, error=None, samples=None, validation=True, weights_seed=0
+    folder,
+    settings=SETTINGS,
+    *,
+    after=None,
+    error=None,
+    samples=None,
+    validation=True,
+    weights_seed=0,
+    **world,
 ):
     """A trainer as a fresh process makes it; ``weights_seed`` is what memory held before."""
     flag = StopFlag()
@@ -88,6 +97,7 @@ def trainer(
         start=start,
         progress=progress,
         stop=flag,
+        **world,
     )
     return made, progress
 
@@ -143,7 +153,7 @@ def test_a_run_says_what_it_did(unbroken):
     assert measured[-1]["step"] == result.state.total_steps
     assert result.state.validation["walk_tau"] == measured[-1]["walk_tau"]
     assert {path.name for path in result.last.iterdir()} == {
-        "model.safetensors", "optimizer.safetensors", "state.json", "seal.json",
+        "model.safetensors", "optimizer.safetensors", "vocabulary.safetensors", "state.json", "seal.json",
     }  # fmt: skip
     saved = read_checkpoint(result.last)
     assert all(t.dtype == torch.float32 for t in saved.model.values())
@@ -303,8 +313,10 @@ def test_settings_mirror_the_configuration():
     config = pytest.importorskip("eyas.config.schema").TrainConfig
     ours = {field.name for field in dataclasses.fields(TrainSettings)}
     # the drafter to go on from is read by the stage and handed over as weights
-    assert ours == set(config.model_fields) - {"start_from"}
-    values = config().model_dump(exclude={"start_from"})
+    # and so are the processes, which the trainer is given as a world
+    others = {"start_from", "processes", "sharding"}
+    assert ours == set(config.model_fields) - others
+    values = config().model_dump(exclude=others)
     defaults = dataclasses.asdict(TrainSettings())
     assert {k: v for k, v in values.items() if k != "dtype"} == {
         k: v for k, v in defaults.items() if k != "dtype"

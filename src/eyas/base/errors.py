@@ -24,6 +24,7 @@ EyasError                      exit  1
 ├── GateFailed                 exit 15
 ├── CaptureInvalid             exit  1   states that must not be stored
 ├── TrainingDiverged           exit  1   too many steps without a finite loss
+├── WorkerLost                 exit  1   one of several training processes is gone
 ├── ExportMismatch             exit  1   an export does not compute what was trained
 └── Stopped                    exit 130 or 143
 """
@@ -219,6 +220,10 @@ class CaptureInvalid(EyasError):
 
 class TrainingDiverged(EyasError):
     """Too many training steps in a row had no finite loss or gradient."""
+
+
+class WorkerLost(EyasError):
+    """One of the processes that train together ended or cannot be reached."""
 
 
 class ExportMismatch(EyasError):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from importlib import import_module
 
 from eyas.base.errors import EyasError
 from eyas.base.units import format_seconds
@@ -20,9 +21,12 @@ from eyas.pipeline.run import PlannedStep, RunResult, plan, run
 from eyas.report.forecast import Forecast, forecast, forecast_lines
 from eyas.stages.project import Project
 from eyas.stages.protocol import Stage
+from eyas.stages.train.outer import OuterPlace
 
 SOME_SET_ASIDE = 3
 _DETACH_PATIENCE_SECONDS = 15.0
+_WORKER = "eyas.stages.train.worker"
+"""Loaded by name: it needs torch, which no verb loads before it works."""
 
 
 def execute(
@@ -36,6 +40,9 @@ def execute(
 ) -> int:
     """Do what a changing verb does; returns the exit code (0, or 3 when samples are set aside)."""
     project = common.open()
+    place = OuterPlace.here()
+    if place is not None and not place.first:
+        return _follow(project, place, stages, dry_run)
     if dry_run:
         _print_plan(plan(project, stages, redo), forecast(project), common)
         return 0
@@ -43,16 +50,28 @@ def execute(
         return _detach(project, verb, common)
     started = time.monotonic()
     watch_from_outside(project, common.words)
-    result = run(
-        project,
-        verb=verb,
-        progress=lambda stage: listener(stage, common.json),
-        stages=stages,
-        redo=redo,
-        retry_failed=retry_failed,
-    )
+    try:
+        result = run(
+            project,
+            verb=verb,
+            progress=lambda stage: listener(stage, common.json),
+            stages=stages,
+            redo=redo,
+            retry_failed=retry_failed,
+        )
+    finally:
+        if place is not None:
+            import_module(_WORKER).release(place)
     _print_result(result, common, time.monotonic() - started, project)
     return SOME_SET_ASIDE if result.num_set_aside else 0
+
+
+def _follow(project: Project, place: OuterPlace, stages: Sequence[Stage], dry_run: bool) -> int:
+    """What a process of an outer launcher does that is not its first: train beside it, and nothing else."""
+    if dry_run or all(stage.name != "train" for stage in stages):
+        return 0
+    code: int = import_module(_WORKER).follow(project, place)
+    return code
 
 
 def _print_plan(steps: list[PlannedStep], found: Forecast | None, common: Common) -> None:

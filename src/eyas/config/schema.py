@@ -187,12 +187,20 @@ class TrainConfig(Section):
     """Decides order and initial weights."""
     checkpoint_minutes: Annotated[float, Field(gt=0)] = 10.0
     """Time between checkpoints."""
+    checkpoint_steps: Annotated[int, Field(ge=0)] = 0
+    """A checkpoint after every so many steps as well; 0: by time alone."""
     keep_checkpoints: Annotated[int, Field(ge=1)] = 2
     """Newest checkpoints kept, beside the best."""
     validations: Annotated[int, Field(ge=1)] = 6
     """Validations over the run; the last is at its end."""
     max_bad_steps: Annotated[int, Field(ge=1)] = 20
     """Steps in a row without a finite loss or gradient before the run stops."""
+    spike_ratio: Annotated[float, Field(gt=1)] = 2.0
+    """A loss this many times the median of the last 64 is named with its samples; its step counts."""
+    processes: Annotated[int, Field(ge=0)] = 0
+    """Processes on this machine that share each training step; 0: one for each GPU, or one without GPUs."""
+    sharding: Literal["ddp", "fsdp"] = "ddp"
+    """``ddp``: weights and optimizer are whole in each of several processes; ``fsdp`` (FSDP2) shards both."""
 
     @model_validator(mode="after")
     def _one_start(self) -> TrainConfig:
@@ -233,7 +241,7 @@ class EyasConfig(Section):
     format: int = 1
     """Format of the project folder."""
     threads: Annotated[int, Field(ge=0)] = 0
-    """CPU threads for arithmetic; 0: as many as there are cores."""
+    """CPU threads for arithmetic, shared by training processes; 0: as many as there are cores."""
     target: TargetConfig
     data: DataConfig
     regenerate: RegenerateConfig = RegenerateConfig()

@@ -1,7 +1,8 @@
 """Sealed training checkpoints: whole, or not there.
 
 A folder ``step-00000123`` holds ``model.safetensors`` (weights as trained, float32 or wider, under the
-names that engines load), ``optimizer.safetensors`` (``average/NAME``, ``square/NAME``, ``count/NAME``,
+names that engines load), ``vocabulary.safetensors`` (the draft vocabulary they belong to),
+``optimizer.safetensors`` (``average/NAME``, ``square/NAME``, ``count/NAME``,
 ``aux_sizes``, ``rng/cpu``) and ``state.json``. Nothing in it is a pickle.
 """
 
@@ -10,7 +11,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,10 +25,13 @@ from torch import Tensor
 from eyas.base.errors import EyasError, FormatTooNew, SealBroken
 from eyas.base.files import TEMPORARY_SUFFIX, fsync_folder
 from eyas.base.seal import is_sealed, require_seal, sealed_folder
-from eyas.drafter.model import EagleDrafter, state_arrays
+from eyas.drafter.model import EagleDrafter
 from eyas.drafter.shape import DrafterShape
+from eyas.drafter.snapshot import Snapshot, put_optimizer
+from eyas.drafter.vocabulary import DraftVocabulary, write_vocabulary
+from eyas.drafter.world import World
 
-FORMAT = 1
+FORMAT = 2
 MODEL_NAME = "model.safetensors"
 OPTIMIZER_NAME = "optimizer.safetensors"
 STATE_NAME = "state.json"
@@ -47,6 +52,9 @@ class TrainingState:
         bad_steps: bad steps in a row.
         recipe: all that determines the weights, with its hash.
         validation: the last validation.
+        unvalidated: the validation that is due at this step has not been done: the run was stopped before.
+        recent_losses: of the last good steps, newest last (see `eyas.drafter.guards`).
+        counters: how often each kind of trouble was met.
     """
 
     step: int
@@ -62,6 +70,8 @@ class TrainingState:
     best: dict[str, Any] | None = None
     validation: dict[str, Any] | None = None
     counters: dict[str, int] = field(default_factory=dict)
+    recent_losses: list[float] = field(default_factory=list)
+    unvalidated: bool = False
     format: int = FORMAT
 
 
@@ -89,24 +99,29 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def save_checkpoint(
-    folder: Path, drafter: EagleDrafter, optimizer: torch.optim.Optimizer, state: TrainingState
+    folder: Path, snapshot: Snapshot, state: TrainingState, vocabulary: DraftVocabulary
 ) -> Path:
-    """Write the checkpoint of ``state.step``.
+    """Write the checkpoint of ``state.step``, in place of one that lacked its validation.
+
+    A crash while one is replaced leaves the one before it.
 
     Raises:
-        FileExistsError: that checkpoint is there already.
         OSError: nothing was written.
     """
     path = checkpoint_path(folder, state.step)
+    if path.exists():
+        _remove(path)
     about = {
         "kind": "checkpoint",
         "step": state.step,
         "total_steps": state.total_steps,
         "recipe_hash": state.recipe_hash,
+        "unvalidated": state.unvalidated,
     }
     with sealed_folder(path, about) as temporary:
-        save_file(state_arrays(drafter), str(temporary / MODEL_NAME), metadata={"format": "pt"})
-        save_file(_optimizer_tensors(drafter, optimizer), str(temporary / OPTIMIZER_NAME))
+        save_file(snapshot.model, str(temporary / MODEL_NAME), metadata={"format": "pt"})
+        save_file(snapshot.optimizer, str(temporary / OPTIMIZER_NAME))
+        write_vocabulary(temporary, vocabulary)
         (temporary / STATE_NAME).write_text(json.dumps(asdict(state), indent=2) + "\n", encoding="utf-8")
     return path
 
@@ -145,28 +160,38 @@ def newest_checkpoint(folder: Path, set_aside: SetAside) -> Checkpoint | None:
     return None
 
 
-def restore(checkpoint: Checkpoint, drafter: EagleDrafter, optimizer: torch.optim.Optimizer) -> None:
-    """Put weights, optimizer averages and random state back, bit for bit.
+def restore_weights(checkpoint: Checkpoint, drafter: EagleDrafter) -> None:
+    """Put weights, sizes of aux states and random state back, bit for bit; the drafter is whole.
 
     Raises:
         SealBroken: tensors are missing or of another shape.
     """
-    try:
+    with _fitting(checkpoint):
         drafter.fc.set_sizes(checkpoint.optimizer["aux_sizes"].to(drafter.fc.scale.device))
         drafter.load_state_dict(checkpoint.model)
-        for name, parameter in drafter.named_parameters():
-            if f"average/{name}" not in checkpoint.optimizer:
-                continue
-            optimizer.state[parameter] = {
-                "step": checkpoint.optimizer[f"count/{name}"].to(_count_device(parameter, optimizer)),
-                "exp_avg": checkpoint.optimizer[f"average/{name}"].to(parameter),
-                "exp_avg_sq": checkpoint.optimizer[f"square/{name}"].to(parameter),
-            }
         torch.set_rng_state(checkpoint.optimizer["rng/cpu"])
+
+
+def restore_optimizer(
+    checkpoint: Checkpoint | None, drafter: EagleDrafter, optimizer: torch.optim.Optimizer, world: World
+) -> None:
+    """Put the optimizer's averages back in every process, from what the first one has read.
+
+    Raises:
+        SealBroken: tensors are missing or of another shape.
+        WorkerLost: another process is gone.
+    """
+    with _fitting(checkpoint):
+        put_optimizer({} if checkpoint is None else checkpoint.optimizer, drafter, optimizer, world)
+
+
+@contextmanager
+def _fitting(checkpoint: Checkpoint | None) -> Iterator[None]:
+    try:
+        yield
     except (RuntimeError, KeyError) as error:
-        raise SealBroken(
-            "a checkpoint does not fit the drafter", where=checkpoint.path, why=str(error)
-        ) from error
+        where = None if checkpoint is None else checkpoint.path
+        raise SealBroken("a checkpoint does not fit the drafter", where=where, why=str(error)) from error
 
 
 def prune_checkpoints(folder: Path, keep: int, best_step: int | None) -> list[Path]:
@@ -180,26 +205,14 @@ def prune_checkpoints(folder: Path, keep: int, best_step: int | None) -> list[Pa
     for path in paths[: max(0, len(paths) - keep)]:
         if best_step is not None and path == checkpoint_path(folder, best_step):
             continue
-        # renamed first: a crash amid removal must not leave a folder that looks damaged
-        doomed = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
-        os.rename(path, doomed)
-        fsync_folder(folder)
-        shutil.rmtree(doomed)
+        _remove(path)
         removed.append(path)
     return removed
 
 
-def _optimizer_tensors(drafter: EagleDrafter, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    tensors = {"rng/cpu": torch.get_rng_state(), "aux_sizes": drafter.fc.scale.cpu()}
-    for name, parameter in drafter.named_parameters():
-        state = optimizer.state.get(parameter)
-        if state:
-            tensors[f"average/{name}"] = state["exp_avg"].detach().cpu().contiguous()
-            tensors[f"square/{name}"] = state["exp_avg_sq"].detach().cpu().contiguous()
-            tensors[f"count/{name}"] = state["step"].detach().cpu().reshape(())
-    return tensors
-
-
-def _count_device(parameter: Tensor, optimizer: torch.optim.Optimizer) -> torch.device:
-    """Fused optimizers keep the step count beside the weights, others in host memory."""
-    return parameter.device if optimizer.defaults.get("fused") else torch.device("cpu")
+def _remove(path: Path) -> None:
+    # renamed first: a crash amid removal must not leave a folder that looks damaged
+    doomed = path.with_name(f".{path.name}.old.{os.getpid()}{TEMPORARY_SUFFIX}")
+    os.rename(path, doomed)
+    fsync_folder(path.parent)
+    shutil.rmtree(doomed)

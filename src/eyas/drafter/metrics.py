@@ -13,6 +13,9 @@ import numpy.typing as npt
 from eyas.drafter.batch import PackedBatch
 from eyas.drafter.loss import RowFacts
 from eyas.drafter.vocabulary import DraftVocabulary
+from eyas.drafter.world import World
+
+_ARRAYS = ("rows", "losses", "acceptance", "hits", "reached", "chained")
 
 
 @dataclass
@@ -36,7 +39,7 @@ class ValidationTotals:
     bad_samples: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        for name in ("rows", "losses", "acceptance", "hits", "reached", "chained"):
+        for name in _ARRAYS:
             setattr(self, name, np.zeros(self.steps))
 
     def add(
@@ -71,6 +74,15 @@ class ValidationTotals:
             rounds, accepted = walk(followed[:, start:end])
             self.walk_rounds += rounds
             self.walk_accepted += accepted
+
+    def joined(self, world: World) -> None:
+        """Take in what the other processes have counted; all end with the same totals."""
+        arrays = [getattr(self, name) for name in _ARRAYS]
+        numbers = world.total([*np.concatenate(arrays), self.walk_rounds, self.walk_accepted])
+        for name, part in zip(_ARRAYS, np.split(np.array(numbers[:-2]), len(_ARRAYS)), strict=True):
+            setattr(self, name, part)
+        self.walk_rounds, self.walk_accepted = int(numbers[-2]), int(numbers[-1])
+        self.bad_samples = [name for names in world.from_all(self.bad_samples) for name in names]
 
     def summary(self) -> dict[str, Any]:
         """The validation row of the metrics file.

@@ -67,8 +67,12 @@ class AuxProjection(nn.Module):
         with torch.no_grad():
             self.weight.copy_(weight.to(self.weight) * self.scale)
 
+    def plain(self, weight: Tensor) -> Tensor:
+        """A weight ``[H, A T]`` as it is trained, in the form that checkpoints hold."""
+        return weight / self.scale.to(weight)
+
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        plain = self.weight / self.scale
+        plain = self.plain(self.weight)
         destination[prefix + "weight"] = plain if keep_vars else plain.detach()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
@@ -270,8 +274,3 @@ def _turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 def _angle_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def state_arrays(drafter: EagleDrafter) -> dict[str, Any]:
-    """The trained tensors by their checkpoint names, detached and on the CPU."""
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in drafter.state_dict().items()}

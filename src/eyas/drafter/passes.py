@@ -18,6 +18,7 @@ from eyas.drafter.schedule import pack_by_tokens
 from eyas.drafter.settings import TrainSettings
 from eyas.drafter.source import SampleSource, prepared_ahead
 from eyas.drafter.teacher import Teacher
+from eyas.drafter.world import World
 
 CACHED_ROWS = 1 << 26
 """Rows whose normaliser and top token are remembered from epoch to epoch (12 bytes each)."""
@@ -42,8 +43,8 @@ class BatchPasses:
         samples = source.load(ids)
         return pack(samples, device=self.device, dtype=self.dtype, steps=self.settings.steps)
 
-    def train(self, batch: PackedBatch, num_rows: Sequence[int]) -> tuple[float, list[float]]:
-        """Add the batch's gradients; its share of the loss and the sum of row losses of each step.
+    def loss(self, batch: PackedBatch, num_rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The batch's share of the loss, with its graph, and the sum of row losses of each step without.
 
         Args:
             num_rows: rows supervised at each step in the whole optimizer step, of which this batch may
@@ -51,26 +52,54 @@ class BatchPasses:
         """
         weights = self.settings.step_weights()
         shares = [weight / max(1, count) for weight, count in zip(weights, num_rows, strict=True)]
-        states = self._states(batch)
-        loss, sums = draft_loss(states, self.drafter.lm_head.weight, self._task(batch, shares))
+        return draft_loss(self._states(batch), self.drafter.lm_head.weight, self._task(batch, shares))
+
+    def train(self, batch: PackedBatch, num_rows: Sequence[int]) -> tuple[float, list[float]]:
+        """Add the batch's gradients in a process alone; its share of the loss and the sum of row losses of
+        each step.
+
+        Args:
+            num_rows: as for `loss`.
+        """
+        loss, sums = self.loss(batch, num_rows)
         loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach()), [float(x) for x in sums.tolist()]
 
+    def is_finite(self, source: SampleSource, sample_id: str) -> bool:
+        """Whether one sample alone has a finite loss and finite gradients; leaves no gradient behind."""
+        batch = self.prepare(source, [sample_id])
+        if batch is None:
+            return True
+        loss, _ = self.loss(batch, batch.num_supervised)
+        gradients = torch.autograd.grad(loss, list(self.drafter.parameters()))
+        return all(bool(torch.isfinite(part).all()) for part in (loss, *gradients))
+
     @torch.no_grad()
-    def validate(self, source: SampleSource, stop: StopFlag) -> ValidationTotals | None:
-        """Totals over all samples of a source, or None when a stop was asked for meanwhile."""
+    def validate(
+        self, source: SampleSource, stop: StopFlag, world: World | None = None
+    ) -> ValidationTotals | None:
+        """Totals over all samples of a source, or None when a stop was asked for meanwhile.
+
+        Args:
+            world: the processes that share the batches; each has whole weights.
+        """
+        world = world or World()
         totals = ValidationTotals(self.settings.steps)
         lengths = dict(source.lengths())
         batches = pack_by_tokens(sorted(lengths), lengths, self.settings.batch_tokens)
-        for batch in prepared_ahead(batches, lambda ids: self.prepare(source, ids)):
+        mine = batches[world.rank :: world.size]
+        for batch in prepared_ahead(mine, lambda ids: self.prepare(source, ids)):
             if stop.requested:
-                return None
+                break
             if batch is None:
                 continue
             normaliser, top_tokens = self._full_facts(batch)
             task = self._task(batch, [1.0] * self.settings.steps, normaliser)
             facts = row_facts(self._states(batch), self.drafter.lm_head.weight, task)
             totals.add(batch, facts, self.teacher.vocabulary, top_tokens)
+        if world.highest([float(stop.requested)])[0]:
+            return None
+        totals.joined(world)
         return totals
 
     def _states(self, batch: PackedBatch) -> list[Tensor]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -71,6 +71,52 @@ class PlannedStep:
     epoch: int
     place: int
     batches: tuple[tuple[str, ...], ...]
+
+    @property
+    def samples(self) -> list[str]:
+        """All samples of the step, in order."""
+        return [name for batch in self.batches for name in batch]
+
+
+def dealt_out(
+    step: PlannedStep,
+    lengths: Mapping[str, int],
+    costs: Mapping[str, float],
+    budget: int,
+    num_processes: int,
+) -> list[list[tuple[str, ...]]]:
+    """The batches of each process: together the samples of a step, each once.
+
+    One process takes the batches as planned. For several, samples go by cost, the dearest first, to the
+    process that has least to do (Graham's rule, 1969) and there into a batch that has room; no batch exceeds
+    the budget of tokens unless one sample does. A process may have no batch.
+    """
+    if num_processes == 1:
+        return [list(step.batches)]
+    each = math.ceil(len(step.batches) / num_processes)
+    order = step.samples
+    bins: list[list[int]] = [[] for _ in range(each * num_processes)]
+    owners = [i % num_processes for i in range(len(bins))]
+    filled = [0] * len(bins)
+    loads = [0.0] * num_processes
+    for place in sorted(range(len(order)), key=lambda i: (-costs[order[i]], i)):
+        length = lengths[order[place]]
+        fitting = [i for i, taken in enumerate(filled) if not taken or taken + length <= budget]
+        if fitting:
+            best = min(fitting, key=lambda i: (loads[owners[i]], filled[i], i))
+        else:
+            best = len(bins)
+            bins.append([])
+            filled.append(0)
+            owners.append(loads.index(min(loads)))
+        bins[best].append(place)
+        filled[best] += length
+        loads[owners[best]] += costs[order[place]]
+    dealt: list[list[tuple[str, ...]]] = [[] for _ in range(num_processes)]
+    for owner, places in zip(owners, bins, strict=True):
+        if places:
+            dealt[owner].append(tuple(order[i] for i in sorted(places)))
+    return dealt
 
 
 class TrainingPlan:

@@ -13,6 +13,10 @@ from eyas.drafter.schedule import Schedule
 LossKind = Literal["soft_ce", "kl", "lk", "mixed"]
 WarmStart = Literal["head", "head+ridge", "head+ridge+layer"]
 
+_FREE = {
+    "checkpoint_minutes", "checkpoint_steps", "keep_checkpoints", "validations", "max_bad_steps",
+    "spike_ratio",
+}  # fmt: skip
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -41,9 +45,11 @@ class TrainSettings:
     dtype: str = "float32"
     seed: int = 0
     checkpoint_minutes: float = 10.0
+    checkpoint_steps: int = 0
     keep_checkpoints: int = 2
     validations: int = 6
     max_bad_steps: int = 20
+    spike_ratio: float = 2.0
 
     def compute_dtype(self) -> torch.dtype:
         """Arithmetic of the matrix products.
@@ -68,7 +74,6 @@ class TrainSettings:
 
     def content(self) -> dict[str, Any]:
         """The fields that decide the trained weights; the rest may change between attempts."""
-        free = {"checkpoint_minutes", "keep_checkpoints", "validations", "max_bad_steps"}
-        values = {key: value for key, value in asdict(self).items() if key not in free}
+        values = {key: value for key, value in asdict(self).items() if key not in _FREE}
         values["betas"] = list(self.betas)
         return values

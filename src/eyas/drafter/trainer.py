@@ -4,39 +4,42 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import time
-from collections.abc import Callable, Mapping
-from contextlib import closing
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from eyas.base.clock import utc_now_text
-from eyas.base.errors import DataError, RecipeChanged, TrainingDiverged
+from eyas.base.errors import DataError, RecipeChanged
 from eyas.base.files import appending
 from eyas.base.hashing import recipe_differences, recipe_hash
 from eyas.base.progress import Progress
 from eyas.base.stop import StopFlag
-from eyas.drafter.batch import PackedBatch
 from eyas.drafter.checkpoint import (
     Checkpoint,
     SetAside,
     TrainingState,
     checkpoint_path,
     newest_checkpoint,
-    prune_checkpoints,
-    restore,
-    save_checkpoint,
+    restore_optimizer,
+    restore_weights,
 )
+from eyas.drafter.guards import Record
+from eyas.drafter.keeper import CheckpointKeeper
+from eyas.drafter.loop import TrainingLoop
 from eyas.drafter.model import EagleDrafter
+from eyas.drafter.parallel import Parallel, Sharding
 from eyas.drafter.passes import BatchPasses
-from eyas.drafter.schedule import PlannedStep, TrainingPlan, learning_rate
+from eyas.drafter.schedule import TrainingPlan
 from eyas.drafter.settings import TrainSettings
-from eyas.drafter.source import SampleSource, prepared_ahead
+from eyas.drafter.snapshot import spread_weights
+from eyas.drafter.source import SampleSource, prepared_ahead, sample_costs
+from eyas.drafter.stepping import Stepper, make_optimizer
 from eyas.drafter.teacher import Teacher
+from eyas.drafter.world import World
 
 
 @dataclass(frozen=True)
@@ -57,11 +60,12 @@ class TrainingPlace:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What a finished run leaves: its last checkpoint, its best one, and its last validation."""
+    """What a finished run leaves: its last state and checkpoint, its best one, and how much it trained."""
 
     state: TrainingState
     last: Path
     best: Path | None
+    num_parameters: int
 
 
 class Trainer:
@@ -70,8 +74,12 @@ class Trainer:
     Args:
         recipe: what the caller knows of the weights' origin (store, vocabulary, target); joined with the
             settings, the shape, and the ids of the samples.
-        start: gives the drafter its first weights; called only when there is no checkpoint.
+        start: gives the drafter its first weights; called only when there is no checkpoint, and only in
+            the first process.
         validation: samples to measure on, or None.
+        world: the processes that train together, each with a trainer of the same samples and settings;
+            only the first reads and writes ``place``. None: this process alone.
+        sharding: how they divide the drafter.
 
     Raises:
         DataError: there is nothing to train on.
@@ -90,34 +98,32 @@ class Trainer:
         start: Callable[[], None],
         progress: Progress,
         stop: StopFlag,
+        world: World | None = None,
+        sharding: Sharding = "ddp",
     ) -> None:
         self._drafter = drafter.to(settings.master_dtype())
         self._passes = BatchPasses(drafter, teacher, settings)
         self._samples, self._validation, self._settings = samples, validation, settings
         self._place, self._start, self._progress, self._stop = place, start, progress, stop
-        lengths = dict(samples.lengths())
-        if not lengths:
+        self._world, self._sharding = world or World(), sharding
+        self._lengths = dict(samples.lengths())
+        if not self._lengths:
             raise DataError("there are no training samples", hint="eyas prepare")
         self._plan = TrainingPlan(
-            lengths,
+            self._lengths,
             epochs=settings.epochs,
             batch_tokens=settings.batch_tokens,
             accumulate=settings.accumulate,
             seed=settings.seed,
         )
-        self._validation_steps = (
-            self._plan.validation_steps(settings.validations) if validation is not None else set()
-        )
+        self._num_parameters = sum(parameter.numel() for parameter in drafter.parameters())
         self._recipe = _json_form({
             **recipe,
             "train": settings.content(),
             "shape": drafter.shape.as_dict(),
             "vocabulary": hashlib.sha256(teacher.vocabulary.d2t.tobytes()).hexdigest()[:32],
-            "samples": hashlib.sha256("\n".join(sorted(lengths)).encode()).hexdigest()[:32],
+            "samples": hashlib.sha256("\n".join(sorted(self._lengths)).encode()).hexdigest()[:32],
         })  # fmt: skip
-        self._optimizer = make_optimizer(drafter, settings)
-        self._saved: set[int] = set()
-        self._saved_at = time.monotonic()
 
     def run(self) -> TrainingResult:
         """Train to the end.
@@ -125,233 +131,108 @@ class Trainer:
         Raises:
             RecipeChanged: the checkpoints there are of another recipe.
             TrainingDiverged: too many steps in a row without a finite loss or gradient.
+            WorkerLost: another of the processes is gone.
             Stopped: a stop was asked for; the state is saved.
             OSError: a checkpoint could not be written.
         """
-        state = self._resume()
+        settings, world = self._settings, self._world
+        found = self._resume() if world.first else None
+        state = self._agreed_state(found)
+        parallel = Parallel(self._passes, world, self._sharding)
+        optimizer = make_optimizer(self._drafter, settings)
+        restore_optimizer(found, self._drafter, optimizer, world)
+        costs = sample_costs(self._samples, settings.steps)
+        stepper = Stepper(parallel, optimizer, self._samples, self._lengths, costs, settings, self._stop)
         remaining = self._plan.steps[state.step :]
         tokens = [self._plan.step_tokens(step) for step in self._plan.steps]
         self._progress.start("train", total=sum(tokens), unit="tokens", done=sum(tokens[: state.step]))
         with (
-            appending(self._place.metrics) as metrics,
-            closing(prepared_ahead(remaining, self._prepare)) as batches,
+            self._recording(state) as record,
+            closing(prepared_ahead(remaining, stepper.prepare)) as batches,
         ):
-
-            def record(kind: str, **facts: Any) -> None:
-                row = {"kind": kind, "step": state.step, "at": utc_now_text(), **facts}
-                metrics.write(json.dumps(row) + "\n")
-                metrics.flush()
-
-            while True:
-                self._validate(state, record)
-                if self._stop.requested:
-                    self._save(state, record)
-                    self._stop.check()
-                if state.step == len(self._plan.steps):
-                    break
-                if time.monotonic() - self._saved_at >= self._settings.checkpoint_minutes * 60:
-                    self._save(state, record)
-                waited = time.monotonic()
-                ready = next(batches)
-                self._step(state, ready, record, time.monotonic() - waited)
-            self._save(state, record)
+            TrainingLoop(
+                state=state,
+                plan=self._plan,
+                settings=settings,
+                parallel=parallel,
+                stepper=stepper,
+                validation=self._validation,
+                keeper=CheckpointKeeper(
+                    self._place.checkpoints, settings.keep_checkpoints, self._passes.teacher.vocabulary
+                ),
+                saved=-1 if state.step == 0 and not world.from_first(found is not None) else state.step,
+                record=record,
+                progress=self._progress,
+                stop=self._stop,
+            ).run(batches)
         return TrainingResult(
             state,
             checkpoint_path(self._place.checkpoints, state.step),
             checkpoint_path(self._place.checkpoints, state.best["step"]) if state.best else None,
+            self._num_parameters,
         )
 
-    def _resume(self) -> TrainingState:
+    def _resume(self) -> Checkpoint | None:
+        """Weights of the newest whole checkpoint, or first ones; the checkpoint that was read."""
         found = newest_checkpoint(self._place.checkpoints, self._set_aside)
         if found is None:
             torch.manual_seed(self._settings.seed)
             self._start()
-            return TrainingState(
-                step=0,
-                total_steps=len(self._plan.steps),
-                epoch=0,
-                place=0,
-                tokens=0,
-                bad_steps=0,
-                shape=self._drafter.shape.as_dict(),
-                recipe=self._recipe,
-                recipe_hash=recipe_hash(self._recipe),
-                schedule=self._schedule(),
-            )
-        self._refuse_other_recipe(found)
-        restore(found, self._drafter, self._optimizer)
-        self._saved.add(found.state.step)
-        self._progress.say(f"resuming at step {found.state.step} of {found.state.total_steps}")
-        return replace(found.state)
-
-    def _set_aside(self, path: Path, reason: str) -> None:
-        self._progress.say(f"checkpoint {path.name} is damaged ({reason}) and set aside")
-        self._place.set_aside(path, reason)
-
-    def _refuse_other_recipe(self, found: Checkpoint) -> None:
+            return None
         if found.state.recipe_hash != recipe_hash(self._recipe):
             raise RecipeChanged(
                 "the checkpoints there were trained by another recipe",
                 where=found.path,
                 why="; ".join(recipe_differences(found.state.recipe, self._recipe)) or "unknown field",
             )
+        restore_weights(found, self._drafter)
+        self._progress.say(f"resuming at step {found.state.step} of {found.state.total_steps}")
+        return found
 
-    def _schedule(self) -> dict[str, Any]:
-        settings = self._settings
-        return {
-            "kind": settings.schedule,
-            "peak": settings.lr,
-            "warmup": settings.warmup,
-            "min_ratio": settings.min_lr_ratio,
-            "total_steps": len(self._plan.steps),
-        }
+    def _agreed_state(self, found: Checkpoint | None) -> TrainingState:
+        """The state of a checkpoint or of a run's beginning, with its weights in every process."""
+        table = self._world.from_first(asdict(found.state if found is not None else self._beginning()))
+        spread_weights(self._drafter, self._world)
+        return TrainingState(**table)
 
-    def _prepare(self, step: PlannedStep) -> tuple[PlannedStep, list[PackedBatch]]:
-        batches = [self._passes.prepare(self._samples, ids) for ids in step.batches]
-        return step, [batch for batch in batches if batch is not None]
-
-    def _step(
-        self,
-        state: TrainingState,
-        ready: tuple[PlannedStep, list[PackedBatch]],
-        record: Callable[..., None],
-        waited: float,
-    ) -> None:
-        """One optimizer step, or the skipping of it."""
-        started = time.monotonic()
-        planned, batches = ready
-        settings = self._settings
-        num_tokens = self._plan.step_tokens(planned)
-        num_rows = [sum(batch.num_supervised[j] for batch in batches) for j in range(settings.steps)]
-        rate = learning_rate(
-            state.step,
-            len(self._plan.steps),
-            peak=settings.lr,
-            warmup=settings.warmup,
-            min_ratio=settings.min_lr_ratio,
-            schedule=settings.schedule,
-            decay=settings.decay,
+    def _beginning(self) -> TrainingState:
+        return TrainingState(
+            step=0,
+            total_steps=len(self._plan.steps),
+            epoch=0,
+            place=0,
+            tokens=0,
+            bad_steps=0,
+            shape=self._drafter.shape.as_dict(),
+            recipe=self._recipe,
+            recipe_hash=recipe_hash(self._recipe),
+            schedule={
+                "kind": self._settings.schedule,
+                "peak": self._settings.lr,
+                "warmup": self._settings.warmup,
+                "min_ratio": self._settings.min_lr_ratio,
+                "total_steps": len(self._plan.steps),
+            },
         )
-        total, sums, suspects = 0.0, [0.0] * settings.steps, list[str]()
-        for batch in batches:
-            loss, step_sums = self._passes.train(batch, num_rows)
-            total += loss
-            sums = [a + b for a, b in zip(sums, step_sums, strict=True)]
-            if not math.isfinite(loss):
-                suspects += batch.ids
-        norm = self._gradient_norm()
-        state.step += 1
-        state.tokens += num_tokens
-        state.epoch, state.place = self._next_place(state.step)
-        if batches and math.isfinite(total) and math.isfinite(norm):
-            for group in self._optimizer.param_groups:
-                group["lr"] = rate
-            self._optimizer.step()
-            state.bad_steps = 0
-            seconds = time.monotonic() - started
-            record(
-                "train",
-                epoch=planned.epoch,
-                loss=total,
-                step_loss=[a / n if n else None for a, n in zip(sums, num_rows, strict=True)],
-                grad_norm=norm,
-                lr=rate,
-                tokens=state.tokens,
-                supervised_rows=num_rows,
-                tokens_per_second=num_tokens / max(seconds + waited, 1e-9),
-                data_wait_seconds=waited,
-            )
-            self._progress.advance(num_tokens, loss=total, step=state.step)
-        else:
-            ids = suspects or [name for batch in batches for name in batch.ids]
-            self._skip(state, planned, ids, num_tokens, record)
-        self._optimizer.zero_grad(set_to_none=True)
 
-    def _gradient_norm(self) -> float:
-        parameters = list(self._drafter.parameters())
-        return float(torch.nn.utils.clip_grad_norm_(parameters, self._settings.clip))
+    def _set_aside(self, path: Path, reason: str) -> None:
+        self._progress.say(f"checkpoint {path.name} is damaged ({reason}) and set aside")
+        self._place.set_aside(path, reason)
 
-    def _skip(
-        self,
-        state: TrainingState,
-        planned: PlannedStep,
-        ids: list[str],
-        num_tokens: int,
-        record: Callable[..., None],
-    ) -> None:
-        if ids:
-            state.bad_steps += 1
-            state.counters["bad_steps"] = state.counters.get("bad_steps", 0) + 1
-            reason = "loss or gradient is not finite"
-        else:
-            ids = [name for batch in planned.batches for name in batch]
-            state.counters["unsupervised_steps"] = state.counters.get("unsupervised_steps", 0) + 1
-            reason = "no supervised row"
-        record("skipped", reason=reason, samples=ids, bad_steps=state.bad_steps)
-        self._progress.say(f"step {state.step} skipped: {reason}; samples {', '.join(ids[:4])}")
-        self._progress.advance(num_tokens, step=state.step)
-        if state.bad_steps >= self._settings.max_bad_steps:
-            raise TrainingDiverged(
-                f"{state.bad_steps} training steps in a row had no finite loss or gradient",
-                where=f"step {state.step}; samples {', '.join(ids[:4])}",
-                hint="eyas train --set train.lr="
-                + format(self._settings.lr / 2, "g")
-                + " after setting the checkpoints aside",
-            )
-
-    def _next_place(self, step: int) -> tuple[int, int]:
-        if step < len(self._plan.steps):
-            return self._plan.steps[step].epoch, self._plan.steps[step].place
-        return self._plan.steps[-1].epoch + 1, 0
-
-    def _validate(self, state: TrainingState, record: Callable[..., None]) -> None:
-        due = state.step in self._validation_steps
-        done = state.validation is not None and state.validation["step"] == state.step
-        if not due or done or self._validation is None:
+    @contextmanager
+    def _recording(self, state: TrainingState) -> Iterator[Record]:
+        """Metrics as JSON lines, in the first process; in the others nothing."""
+        if not self._world.first:
+            yield lambda kind, **facts: None
             return
-        totals = self._passes.validate(self._validation, self._stop)
-        if totals is None:
-            return
-        summary = totals.summary()
-        state.validation = {"step": state.step, **summary}
-        record("validation", **summary, bad_samples=totals.bad_samples)
-        self._progress.say(
-            f"validation at step {state.step}: loss {summary['loss'][0]:.3f}, "
-            f"top-1 {summary['top1'][0]:.1%}, acceptance length {summary['walk_tau']:.3f}"
-        )
-        if state.best is None or summary["walk_tau"] > state.best["walk_tau"]:
-            state.best = {"step": state.step, "walk_tau": summary["walk_tau"], "loss": summary["loss"]}
-            self._save(state, record)
+        with appending(self._place.metrics) as metrics:
 
-    def _save(self, state: TrainingState, record: Callable[..., None]) -> None:
-        """Write a checkpoint unless this step has one, then remove those that are no longer kept."""
-        if state.step in self._saved:
-            return
-        started = time.monotonic()
-        path = save_checkpoint(self._place.checkpoints, self._drafter, self._optimizer, state)
-        self._saved.add(state.step)
-        prune_checkpoints(
-            self._place.checkpoints,
-            self._settings.keep_checkpoints,
-            state.best["step"] if state.best else None,
-        )
-        self._saved_at = time.monotonic()
-        record("checkpoint", name=path.name, seconds=self._saved_at - started)
+            def record(kind: str, **facts: Any) -> None:
+                row = {"kind": kind, "step": state.step, "at": utc_now_text(), **facts}
+                metrics.write(json.dumps(row) + "\n")
+                metrics.flush()
 
-
-def make_optimizer(drafter: EagleDrafter, settings: TrainSettings) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov and Hutter, 2019); only matrices decay."""
-    matrices = [p for p in drafter.parameters() if p.ndim > 1]
-    vectors = [p for p in drafter.parameters() if p.ndim == 1]
-    return torch.optim.AdamW(
-        [
-            {"params": matrices, "weight_decay": settings.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ],
-        lr=settings.lr,
-        betas=settings.betas,
-        fused=True,
-    )
+            yield record
 
 
 def _json_form(recipe: dict[str, Any]) -> dict[str, Any]:

@@ -140,20 +140,27 @@ def build_vocabulary(
 def save_vocabulary(folder: Path, vocabulary: DraftVocabulary, about: dict[str, object]) -> None:
     """Write a sealed folder. Raises FileExistsError, or OSError with nothing left under ``folder``."""
     with sealed_folder(folder, dict(about)) as temporary:
-        save_file(
-            {"d2t": vocabulary.d2t, "t2d": vocabulary.t2d},
-            str(temporary / FILE_NAME),
-            metadata={"format": "eyas-vocabulary", "version": "1"},
-        )
+        write_vocabulary(temporary, vocabulary)
+
+
+def write_vocabulary(folder: Path, vocabulary: DraftVocabulary) -> None:
+    """Write the two tensors into a folder that the caller seals. Raises OSError."""
+    save_file(
+        {"d2t": vocabulary.d2t, "t2d": vocabulary.t2d},
+        str(folder / FILE_NAME),
+        metadata={"format": "eyas-vocabulary", "version": "1"},
+    )
 
 
 def load_vocabulary(folder: Path) -> DraftVocabulary:
-    """Read what `save_vocabulary` wrote.
+    """Read what `save_vocabulary` wrote, or the mapping that a checkpoint carries.
 
     Raises:
         SealBroken: the folder is not whole, or its two tensors disagree.
     """
     require_seal(folder)
+    if not (folder / FILE_NAME).is_file():
+        raise SealBroken("a sealed folder holds no draft vocabulary", where=folder)
     tensors = load_file(str(folder / FILE_NAME))
     vocabulary = DraftVocabulary.from_offsets(tensors["d2t"], len(tensors["t2d"]))
     if not np.array_equal(vocabulary.t2d, tensors["t2d"]):

@@ -45,7 +45,8 @@ def final_checkpoint(project: Project) -> Path | None:
     if not folders:
         return None
     about = read_seal(folders[-1])["about"]
-    return folders[-1] if about.get("step", -1) >= about.get("total_steps", 0) else None
+    over = about.get("step", -1) >= about.get("total_steps", 0) and not about.get("unvalidated")
+    return folders[-1] if over else None
 
 
 def recorded_train_dtype(project: Project) -> str | None:

@@ -33,11 +33,17 @@ class StoredSamples:
     def __init__(self, reader: StoreReader, entries: Iterable[SampleEntry]) -> None:
         self._reader = reader
         self._checked: set[str] = set()
-        self._lengths = {entry.id: entry.length for entry in entries if entry.id in reader}
+        here = [entry for entry in entries if entry.id in reader]
+        self._lengths = {entry.id: entry.length for entry in here}
+        self._supervised = {entry.id: entry.num_supervised for entry in here}
 
     def lengths(self) -> Mapping[str, int]:
         """Tokens of every sample by its id."""
         return self._lengths
+
+    def supervised(self) -> Mapping[str, int]:
+        """Tokens within spans of every sample by its id."""
+        return self._supervised
 
     def load(self, ids: Sequence[str]) -> list[TrainingSample]:
         """These samples, in this order, hashed when first read. Raises SegmentDamaged."""

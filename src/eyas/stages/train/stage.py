@@ -15,7 +15,10 @@ from eyas.stages.protocol import Damage, StageState, StageView
 from eyas.stages.records import checkpoint_folders, recorded_capture_recipe, sealed_damages
 
 # what may change in the middle of a training run without changing its result
-_NOT_IN_RECIPE = ("checkpoint_minutes", "keep_checkpoints", "validations", "max_bad_steps")
+_NOT_IN_RECIPE = (
+    "checkpoint_minutes", "checkpoint_steps", "keep_checkpoints", "validations", "max_bad_steps",
+    "spike_ratio", "processes", "sharding",
+)  # fmt: skip
 
 
 def train_recipe(project: Project, dtype: str) -> dict[str, object]:
@@ -96,7 +99,7 @@ class TrainStage:
         differences = tuple(recipe_differences(recorded, wanted))
         if differences:
             return StageView(self.name, "stale", step, total, unit, detail, differences)
-        done: StageState = "done" if step >= total else "partial"
+        done: StageState = "done" if step >= total and not state.get("unvalidated") else "partial"
         return StageView(self.name, done, step, total, unit, detail)
 
     def damages(self, project: Project, *, deep: bool) -> list[Damage]:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from eyas.base.errors import NotReady
-from eyas.base.files import set_aside
+from eyas.base.errors import NotReady, SealBroken
 from eyas.base.seal import is_sealed, require_seal
 from eyas.drafter.model import EagleDrafter
 from eyas.drafter.settings import TrainSettings
 from eyas.drafter.shape import DrafterShape
-from eyas.drafter.teacher import Teacher
-from eyas.drafter.trainer import Trainer, TrainingPlace
 from eyas.drafter.vocabulary import (
     DraftVocabulary,
     build_vocabulary,
@@ -23,31 +21,42 @@ from eyas.drafter.vocabulary import (
     save_vocabulary,
 )
 from eyas.drafter.warmstart import give_first_weights, start_from_weights
+from eyas.drafter.world import World
 from eyas.stages.chat_tools import end_tokens, load_tokenizer
 from eyas.stages.project import Project
 from eyas.stages.protocol import RunContext
-from eyas.stages.records import recorded_train_dtype
+from eyas.stages.records import checkpoint_folders, recorded_train_dtype
 from eyas.stages.stored_states import StoredSamples
 from eyas.stages.threads import set_threads
 from eyas.stages.train.begin import StartingDrafter, read_start
+from eyas.stages.train.launch import outer, started
+from eyas.stages.train.outer import OuterPlace
 from eyas.stages.train.stage import train_recipe
-from eyas.store.reader import StoreReader
+from eyas.stages.train.together import (
+    device_of,
+    make_brief,
+    num_processes,
+    train_settings,
+    train_together,
+)
 from eyas.store.samples import read_samples
-from eyas.targets.dtype import resolve_device, resolve_dtype
+from eyas.targets.dtype import resolve_dtype
 from eyas.targets.parts import TargetParts, load_parts
 
 
 def run(project: Project, context: RunContext) -> dict[str, object]:
-    """Train to the end, from the start or from the newest whole checkpoint.
+    """Train to the end, from the start or from the newest whole checkpoint, in one process or several.
 
     Raises:
         NotReady: samples are not captured yet.
         RecipeChanged: the checkpoints there are of another recipe.
         TrainingDiverged: the loss is not finite, again and again.
+        WorkerLost: another training process is gone.
         Stopped: a signal came; a checkpoint is saved.
     """
     layout, ledger = project.layout, context.ledger
-    set_threads(project)
+    size, place = num_processes(project), OuterPlace.here()
+    set_threads(project, size if place is None else place.local_size)
     require_seal(layout.samples)
     counts = ledger.counts()
     left = counts["pending"].samples + counts["in_flight"].samples + counts["failed"].samples
@@ -55,47 +64,59 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
         raise NotReady(
             f"{left} samples are not captured yet", where=layout.store, hint="eyas extract, or eyas run"
         )
-    device, _ = resolve_device(project.config.target.device)
+    device = device_of(project, 0 if place is None else place.local_rank, size)
     wanted = project.config.train.dtype
     recorded = recorded_train_dtype(project) if wanted == "auto" else None
     dtype = recorded or resolve_dtype(wanted, device)[0]
-    settings = TrainSettings(**{**project.config.train.model_dump(exclude={"start_from"}), "dtype": dtype})
+    settings = train_settings(project, dtype)
     parts = load_parts(project.resolved.model, device, settings.master_dtype())
     begun = read_start(project, parts)
     vocabulary = _vocabulary(project, context, begun)
     shape = begun.shape if begun is not None else _shape(project, vocabulary)
-    drafter = EagleDrafter(shape, parts.embedding.to(settings.compute_dtype())).to(device)
-    reader = StoreReader(layout.segments, ledger)
-    entries = list(ledger.entries())
-    samples = StoredSamples(reader, (e for e in entries if e.split == "train"))
-    held_out = StoredSamples(reader, (e for e in entries if e.split == "validation"))
-    trainer = Trainer(
-        drafter,
-        Teacher(parts.head, vocabulary, device=torch.device(device), dtype=settings.compute_dtype()),
-        samples,
-        held_out if held_out.lengths() else None,
-        settings,
-        TrainingPlace(
-            layout.checkpoints,
-            layout.metrics,
-            lambda path, reason: _set_aside(project, path, reason),
-        ),
-        recipe={"inputs": train_recipe(project, dtype)},
-        start=lambda: _start(drafter, settings, vocabulary, parts, samples, begun, context),
-        progress=context.progress,
-        stop=context.stop,
-    )
-    result = trainer.run()
+    brief = make_brief(ledger, dtype, shape, train_recipe(project, dtype))
+
+    def start(drafter: EagleDrafter, samples: StoredSamples) -> None:
+        _start(drafter, settings, vocabulary, parts, samples, begun, context)
+
+    with _world(project, context, place, size, device) as world:
+        result = train_together(
+            project,
+            world,
+            device,
+            world.from_first(brief),
+            context.progress,
+            context.stop,
+            start=start,
+            parts=parts,
+        )
     numbers: dict[str, object] = {
         "steps": result.state.step,
         "tokens": result.state.tokens,
         "draft_vocabulary": vocabulary.size,
-        "parameters": sum(parameter.numel() for parameter in drafter.parameters()),
+        "parameters": result.num_parameters,
     }
+    if size > 1:
+        numbers["processes"] = size
     if result.state.validation is not None:
         numbers["validation_acceptance_length"] = result.state.validation["walk_tau"]
         numbers["validation_loss"] = result.state.validation["loss"][0]
     return numbers
+
+
+def _world(
+    project: Project, context: RunContext, place: OuterPlace | None, size: int, device: str
+) -> AbstractContextManager[World]:
+    if size == 1:
+        return nullcontext(World())
+    train = project.config.train
+    each = train.batch_tokens * train.accumulate // size
+    fuller = f"; train.accumulate = {size} would fill them" if train.accumulate < size else ""
+    context.progress.say(f"{size} processes share each step, about {each} tokens for one of them{fuller}")
+    if place is not None:
+        return outer(place, device)
+    logs = project.layout.logs / f"attempt-{context.attempt:04d}"
+    threads = torch.get_num_threads()
+    return started(project, size, device, threads, logs, context.progress, context.stop)
 
 
 def _start(
@@ -121,7 +142,7 @@ def _start(
 
 
 def _vocabulary(project: Project, context: RunContext, begun: StartingDrafter | None) -> DraftVocabulary:
-    """The mapping on disk, that of the drafter one starts from, or a new one; never made twice."""
+    """The mapping on disk or of a checkpoint, that of the drafter one starts from, or a new one."""
     folder, resolved = project.layout.vocabulary, project.resolved
     if is_sealed(folder):
         return load_vocabulary(folder)
@@ -130,6 +151,12 @@ def _vocabulary(project: Project, context: RunContext, begun: StartingDrafter | 
         if sample.split == "train":
             for start, end in sample.spans:
                 np.add.at(counts, sample.tokens[start:end], 1)
+    for checkpoint in reversed(checkpoint_folders(project.layout.checkpoints)):
+        # damaged ones are the trainer's to set aside
+        with suppress(SealBroken):
+            vocabulary = load_vocabulary(checkpoint)
+            context.progress.say(f"the draft vocabulary is lost; {checkpoint.name} carries it")
+            return _keep_vocabulary(vocabulary, folder, counts, context)
     if begun is not None:
         return _keep_vocabulary(begun.vocabulary, folder, counts, context)
     tokenizer = load_tokenizer(project)
@@ -168,7 +195,3 @@ def _shape(project: Project, vocabulary: DraftVocabulary) -> DrafterShape:
         max_position_embeddings=facts.max_position_embeddings,
         norms=project.config.drafter.norms,
     )
-
-
-def _set_aside(project: Project, path: Path, reason: str) -> None:
-    set_aside(path, project.layout.set_aside, reason)
