@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.command import eyas
+from tests.projects import make_project, tiny_target
 from tests.tiny import save_tiny_target
 
 RUN = Path(__file__).parents[2] / "benchmarks" / "run.py"
@@ -50,3 +52,15 @@ def test_extract_measures_the_stage_itself(tmp_path: Path) -> None:
     assert result["details"]["bytes"] > 0
     assert result["details"]["tokens"] >= 600
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]
+
+
+def test_tree_is_measured_beside_the_chain(tmp_path: Path) -> None:
+    root = make_project(tmp_path / "p", tiny_target(tmp_path / "model"), count=12)
+    assert eyas("run", "--project", root).code == 0
+    words = ("--project", str(root), "--prompts", "3", "--max-new-tokens", "12", "--total", "2,12")
+    result = json.loads(call("tree", *words)[-1])
+    ways = result["details"]["ways"]
+    assert set(ways) == {"chain", "tree of 2", "tree of 12"}
+    assert all(row["equal_texts"] == result["details"]["prompts"] > 0 for row in ways.values())
+    assert result["baseline"] == ways["chain"]["acceptance_length"]
+    assert result["value"] == max(ways[name]["acceptance_length"] for name in ways if name != "chain")

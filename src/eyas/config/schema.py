@@ -201,6 +201,17 @@ class TrainConfig(Section):
         return self
 
 
+class TreeConfig(Section):
+    """EAGLE's dynamic tree of drafts, measured beside the chain."""
+
+    depth: Annotated[int, Field(ge=1, le=16)] = 3
+    """Longest way of drafts."""
+    top_k: Annotated[int, Field(ge=1, le=64)] = 4
+    """Drafts that get children at each depth, and children of each."""
+    total_tokens: Annotated[int, Field(ge=1, le=512)] = 16
+    """Drafts that the target reads in a round."""
+
+
 class EvaluateConfig(Section):
     """Speculative decoding with the local target on held-out prompts."""
 
@@ -210,6 +221,8 @@ class EvaluateConfig(Section):
     """Use at most this many prompts."""
     num_drafts: Annotated[int, Field(ge=1, le=16)] = 3
     """Tokens drafted per round (K of a chain)."""
+    tree: TreeConfig | None = None
+    """Decode the prompts with trees too; none: chains only."""
     max_new_tokens: Positive = 256
     """Longest answer in tokens."""
     batch_size: Positive = 16
