@@ -18,9 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--depth", type=int, default=3, help="drafts of the chain, depth of the trees")
     parser.add_argument("--top-k", type=int, default=4, help="children of a node")
     parser.add_argument("--total", default="3,8,16,32", help="drafts of a round, for each tree")
-    parser.add_argument(
-        "--prompts", type=int, default=32, help="most prompts, spread over the file"
-    )
+    parser.add_argument("--prompts", type=int, default=32, help="most prompts, spread over the file")
     parser.add_argument("--max-new-tokens", type=int, default=64)
 
 

@@ -235,7 +235,9 @@ class ExportConfig(Section):
     """Checkpoints that engines load."""
 
     name: str = "eagle3"
-    """Folder below ``exports/``."""
+    """Folder below ``exports/``, which vLLM and SGLang both load."""
+    to: tuple[Literal["sglang", "vllm", "speculators"], ...] = ()
+    """Further layouts, each in ``exports/NAME-LAYOUT`` (``eyas export --to``)."""
     min_acceptance_length: Annotated[float, Field(ge=0)] = 0.0
     """Refuse to export below this (exit code 15); 0 is no gate."""
 

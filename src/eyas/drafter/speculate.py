@@ -141,12 +141,12 @@ def decode(
 @dataclass(frozen=True)
 class _Read:
     """A round that the target has read: its choices ``[B, q]`` along what was drafted, how many drafts
-    ``[B]`` it agrees with, aux states ``[B, q, A, T]``, and the drafts of each row's longest way."""
+    ``[B]`` it agrees with, aux states ``[B, q, A, T]``, and most drafts that it could."""
 
     choices: Tensor
     agreed: Tensor
     aux: Tensor | None
-    num_drafts: list[int]
+    num_drafts: int
 
 
 class _Decoding:
@@ -215,7 +215,7 @@ class _Decoding:
         choices = self._choose(output.logits)
         agreed = (choices[:, :-1] == drafts).long().cumprod(dim=1).sum(dim=1)
         self._session.rollback(before + 1 + agreed.to(before.device))
-        return _Read(choices, agreed, output.aux, [drafts.shape[1]] * len(choices))
+        return _Read(choices, agreed, output.aux, drafts.shape[1])
 
     def _read_tree(self, cache: DraftCache | None, pending: Tensor, logits: Tensor | None) -> _Read | None:
         """The same with a tree; None where no tree is wanted, or no draft can be used any more."""
@@ -233,8 +233,7 @@ class _Decoding:
         self._session.keep_path(paths, agreed + 1)
         assert output.aux is not None
         rows = torch.arange(len(paths), device=paths.device).unsqueeze(1)
-        deepest = tree.depths.max(dim=1).values.tolist()
-        return _Read(choices.gather(1, paths), agreed, output.aux[rows, paths], deepest)
+        return _Read(choices.gather(1, paths), agreed, output.aux[rows, paths], depth)
 
     @property
     def _layers(self) -> tuple[int, ...] | None:
@@ -290,11 +289,11 @@ class _Decoding:
         """Drafts that the longest remaining answer has room for, before the token that comes for nothing."""
         return max(self._room(answer) for answer in self._live) - 1
 
-    def _take(self, choices: list[list[int]], agreed: list[int], num_drafts: list[int]) -> list[int]:
+    def _take(self, choices: list[list[int]], agreed: list[int], num_drafts: int) -> list[int]:
         """Append a round's tokens and count it; places that go on."""
         unfinished, live = [], []
         for place, answer in enumerate(self._live):
-            usable = max(0, min(num_drafts[place], self._room(answer) - 1))
+            usable = max(0, min(num_drafts, self._room(answer) - 1))
             emitted, ended = 0, False
             for token in choices[place][: agreed[place] + 1]:
                 emitted += 1

@@ -68,21 +68,21 @@ def _export(
     from eyas.export.check_mapping import check_mapping
     from eyas.export.check_weights import check_against_target, check_tensors
     from eyas.export.dimensions import read_dimensions
-    from eyas.export.layout import CONFIG_NAME, read_eagle3
+    from eyas.export.layout import read_config, read_eagle3
+    from eyas.export.layouts import engines_of
 
     findings, facts = _seal(folder)
     try:
-        config = read_json(folder / CONFIG_NAME)
-        if not isinstance(config, dict):
-            raise DataError("config.json is no JSON object")
+        config, is_foreign = read_config(folder)
         dims = read_dimensions(config)
-    except (OSError, ValueError, DataError) as error:
+    except DataError as error:
         findings.append(Finding("config-unreadable", "fault", "config.json cannot be used", _reason(error)))
         return Inspection("eagle3 export", facts, findings)
     try:
         checkpoint = read_eagle3(folder)
     except DataError as error:
-        findings += check_config(config, dims, (), None, target)
+        engines = engines_of("speculators" if is_foreign else "both")
+        findings += check_config(config, dims, (), None, target, engines)
         findings = [f for f in findings if f.code != "norm-flag-contradicted"]  # no tensors to ask
         findings.append(Finding("weights-unreadable", "fault", error.what, f"{error.where}: {error.why}"))
         return Inspection("eagle3 export", facts, _sorted(findings))
@@ -91,7 +91,8 @@ def _export(
     stray = [n for n in checkpoint.unknown if n.startswith("fc_norm.") or n == "input_norm.weight"]
     checkpoint.unknown[:] = [n for n in checkpoint.unknown if n not in stray]
     ends = target.end_tokens if target is not None else _end_tokens(config)
-    findings += check_config(config, dims, names, checkpoint.trained_layers, target)
+    engines = engines_of(checkpoint.layout)
+    findings += check_config(config, dims, names, checkpoint.trained_layers, target, engines)
     findings += check_mapping(checkpoint.d2t, checkpoint.t2d, dims, ends, special_tokens)
     findings += check_tensors(checkpoint)
     findings += check_against_target(checkpoint, embedding, head)
