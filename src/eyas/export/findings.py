@@ -68,6 +68,10 @@ FINDING_CODES: dict[str, str] = {
     "mapping-t2d-disagrees": "t2d marks other target ids than d2t reaches",
     "end-token-absent": "an end token can never be drafted",
     "special-token-absent": "a special token can never be drafted",
+    # on prompts
+    "probe-layers-shifted": "other layers than the engine would capture are accepted more",
+    "probe-mapping-shifted": "a mapping moved by one is accepted more",
+    "probe-accepts-nothing": "hardly any draft is accepted",
     # folder
     "seal-broken": "a sealed file is missing or changed",
     "state-unreadable": "a checkpoint's state cannot be read",
