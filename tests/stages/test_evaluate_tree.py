@@ -45,3 +45,22 @@ def test_without_a_tree_the_recipe_is_what_it_was(root: Path) -> None:
     assert "tree" not in evaluation_recipe(project, checkpoint)
     view = eyas("status", "--project", root, "--json").json
     assert [s["state"] for s in view["stages"] if s["name"] == "evaluate"] == ["stale"]
+
+
+def test_prediction_by_domain_place_prompt_and_tree(root: Path) -> None:
+    report = json.loads((root / "reports" / "evaluation.json").read_text())
+    found = report["prediction"]
+    assert set(found["domains"]) <= {"even", "odd"}
+    for group in (
+        *found["domains"].values(),
+        *(p["rows"] for p in found["places"] + found["prompt_lengths"]),
+    ):
+        assert [row["num_drafts"] for row in group] == list(range(1, 9))
+        assert all(row["low"] <= row["acceptance_length"] <= row["high"] for row in group)
+    assert [place["from_token"] for place in found["places"]] == [0]  # answers of at most 12 tokens
+    trees = found["trees"]
+    assert [(tree["depth"], tree["top_k"], tree["total_tokens"]) for tree in trees] == [
+        (3, 3, 6), (3, 3, 12), (3, 3, 24)
+    ]  # fmt: skip
+    chain = found["rows"][2]["acceptance_length"]
+    assert chain <= trees[1]["acceptance_length"] <= trees[2]["acceptance_length"] + 1e-9

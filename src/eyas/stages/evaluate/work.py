@@ -17,7 +17,7 @@ from eyas.chat.dialogue import EmittedAnswer
 from eyas.drafter.speculate import Decoded, DecodeSettings, Drafting, decode
 from eyas.drafter.tree import TreeShape
 from eyas.stages.chat_tools import load_renderer
-from eyas.stages.evaluate.prediction import PREDICTED, predict_from_store
+from eyas.stages.evaluate.prediction import predict_from_store
 from eyas.stages.evaluate.prompts import HeldOut, by_length, held_out_conversations
 from eyas.stages.evaluate.stage import evaluation_recipe
 from eyas.stages.evaluate.tally import DraftTally
@@ -107,7 +107,7 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
     speed = _speed(decoder, timed, context) if timed else None
     report = _report(project, recipe, tally, speed, len(conversations), dtype)
     report["prediction"] = predict_from_store(
-        project, context, drafting.drafter, trained.vocabulary, max_drafts=max(settings.num_drafts, PREDICTED)
+        project, context, drafting, trained.vocabulary, decoder.settings.end_tokens
     )
     write_json(project.layout.evaluation, with_check(report))
     return {
