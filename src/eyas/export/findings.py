@@ -51,6 +51,7 @@ FINDING_CODES: dict[str, str] = {
     "head-random": "the head has nothing in common with the target's and looks initialised",
     "head-unlike-target": "the head's rows have little in common with the target's",
     "head-shifted": "the head fits the target better under a shifted mapping",
+    "head-misaligned": "the head fits other rows of the target's than the mapping says",
     "embedding-foreign": "the folder's own embedding is not the target's",
     "embedding-duplicate": "the folder holds a copy of the target's embedding",
     "embedding-own": "the folder brings its own embedding",
