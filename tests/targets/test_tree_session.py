@@ -11,8 +11,7 @@ from eyas.base.errors import TargetError
 from eyas.targets.local.model import LocalTarget
 from eyas.targets.local.session import RaggedSession, RecomputeSession
 from eyas.targets.local.tree import Tree
-from tests.targets.test_session import ROUTED, feed, tokens_of, whole
-from tests.targets.test_session import bounds as usual_bounds
+from tests.targets.test_session import bounds, feed, tokens_of, whole
 from tests.tiny import VOCAB_SIZE, save_tiny_target
 
 KINDS = ("llama", "deepseek_v3", "sliding", "nested", "recurrent")
@@ -24,11 +23,6 @@ ROWS = [tokens_of(row, n) for row, n in enumerate((12, 1, 25))]
 def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LocalTarget:
     folder = save_tiny_target(tmp_path_factory.mktemp("model"), request.param, dtype="float64")
     return LocalTarget.load(folder, dtype="float64")
-
-
-def bounds(target: LocalTarget) -> dict[str, float]:
-    """Recurrent layers' reference code computes in float32 and in chunks: other lengths round otherwise."""
-    return ROUTED if target.facts.model_type == "qwen3_next" else usual_bounds(target)
 
 
 def drawn_tree(num_nodes: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -101,6 +101,7 @@ def _export(
 
 def _export_facts(checkpoint: Eagle3Checkpoint, target: TargetFacts | None) -> list[tuple[str, str]]:
     from eyas.config.engine_layers import layers_in_sglang, layers_in_vllm
+    from eyas.export.layouts import engines_of
 
     dims, config = checkpoint.dimensions, checkpoint.config
     tensors = [*checkpoint.weights.values()]
@@ -111,6 +112,7 @@ def _export_facts(checkpoint: Eagle3Checkpoint, target: TargetFacts | None) -> l
         rope += f", {dims.rope_scaling['rope_type']} x {dims.rope_scaling.get('factor', '?')}"
     facts = [
         ("architecture", str((config.get("architectures") or ["not said"])[0])),
+        ("layout", f"{checkpoint.layout}, for {' and '.join(engines_of(checkpoint.layout))}"),
         ("parameters", f"{format_count(num_parameters)}, {', '.join(types) or 'none'}"),
         ("size on disk", format_bytes(sum(t.numel() * t.element_size() for t in tensors))),
         ("hidden size", f"{dims.hidden_size:,} on {dims.num_aux} aux states of {dims.target_hidden_size:,}"),
@@ -128,10 +130,12 @@ def _export_facts(checkpoint: Eagle3Checkpoint, target: TargetFacts | None) -> l
         facts.append(("trained on layers", f"{list(checkpoint.trained_layers)} (after k layers)"))
     if target is not None:
         n = target.num_layers
-        facts.append(("layers in vLLM", f"{list(layers_in_vllm(config, n))} (after k layers)"))
-        facts.append(
-            ("layers in SGLang", f"{list(layers_in_sglang(config, n, target.model_type))} (after k layers)")
-        )
+        captured = {
+            "vLLM": layers_in_vllm(config, n),
+            "SGLang": layers_in_sglang(config, n, target.model_type),
+        }
+        for engine in engines_of(checkpoint.layout):
+            facts.append((f"layers in {engine}", f"{list(captured[engine])} (after k layers)"))
     return facts
 
 
