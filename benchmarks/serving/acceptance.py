@@ -55,12 +55,12 @@ def served_acceptance(root: Path, overrides: Sequence[str], say: Callable[[str],
     logs = layout.root / "logs"
     plain_project = Servers.open(config, layout.root, "generate", log_folder=logs, say=say)
     with plain_project as servers:
-        plain = _answers(servers.servers[0], prompts, ends, limit)
+        plain = served_answers(servers.servers[0], prompts, ends, limit)
     drafter = layout.exports / config.export.name
     with Servers.open(config, layout.root, "draft", log_folder=logs, drafter=drafter, say=say) as servers:
         server = servers.servers[0]
         before = read_speculation(server.address)
-        drafted = _answers(server, prompts, ends, limit)
+        drafted = served_answers(server, prompts, ends, limit)
         counts = read_speculation(server.address).since(before)
     equal, ties, different = _compare(project, str(report["dtype"]), prompts, plain, drafted)
     return ServedAcceptance(
@@ -75,7 +75,9 @@ def served_acceptance(root: Path, overrides: Sequence[str], say: Callable[[str],
     )
 
 
-def _answers(server: Any, prompts: Sequence[list[int]], ends: tuple[int, ...], limit: int) -> list[list[int]]:
+def served_answers(
+    server: Any, prompts: Sequence[list[int]], ends: tuple[int, ...], limit: int
+) -> list[list[int]]:
     """Greedy answers, a few at a time."""
     from eyas.targets.server.connection import Connection
     from eyas.targets.server.settings import ClientSettings

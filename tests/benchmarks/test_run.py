@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from eyas.targets.fake.drafts import FakeDrafting
+from eyas.targets.local.model import LocalTarget
+from tests.cli.command import eyas
+from tests.projects import make_project, tiny_target
+from tests.targets.server.fakes import fake_server, tiny_server_model
 from tests.tiny import save_tiny_target
 
 RUN = Path(__file__).parents[2] / "benchmarks" / "run.py"
@@ -50,3 +55,64 @@ def test_extract_measures_the_stage_itself(tmp_path: Path) -> None:
     assert result["details"]["bytes"] > 0
     assert result["details"]["tokens"] >= 600
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("project")
+    root = make_project(folder / "p", tiny_target(folder / "model"), count=12)
+    assert eyas("run", "--project", root).code == 0
+    return root
+
+
+def test_tree_is_measured_beside_the_chain(project: Path) -> None:
+    words = ("--project", str(project), "--prompts", "3", "--max-new-tokens", "12", "--total", "2,12")
+    result = json.loads(call("tree", *words)[-1])
+    ways = result["details"]["ways"]
+    assert set(ways) == {"chain", "tree of 2", "tree of 12"}
+    assert all(row["equal_texts"] == result["details"]["prompts"] > 0 for row in ways.values())
+    assert result["baseline"] == ways["chain"]["acceptance_length"]
+    assert result["value"] == max(ways[name]["acceptance_length"] for name in ways if name != "chain")
+
+
+def test_agreement_of_prediction_and_decoding(project: Path) -> None:
+    words = ("--project", str(project), "--prompts", "3", "--max-new-tokens", "12", "--no-server")
+    result = json.loads(call("agreement", *words)[-1])
+    chains = result["details"]["chains"]
+    assert set(chains) == {"1", "3", "5"}
+    assert all(set(row) == {"predicted", "local"} and row["local"] >= 1 for row in chains.values())
+    differences = [abs(row["predicted"] / row["local"] - 1) for row in chains.values()]
+    assert result["value"] == pytest.approx(max(differences), abs=1e-3)
+
+
+def test_quality_on_a_few_answers(project: Path, tmp_path: Path) -> None:
+    answers = tmp_path / "answers.jsonl"
+    rows = [{"prompt_ids": [5 + i, 6, 7], "output_ids": [9, 10 + i, 11, 2]} for i in range(24)]
+    answers.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    held_out = tmp_path / "held-out.jsonl"
+    held_out.write_text("".join(json.dumps({"prompt": f"w {d}", "domain": d}) + "\n" for d in "ab"))
+    words = ("--model", str(project.parent / "model"), "--answers", str(answers), "--held-out", str(held_out))
+    small = ("--set", "train.epochs=1", "--set", "evaluate.max_new_tokens=6", "--set", "data.validation=0.2")
+    result = json.loads(call("quality", *words, *small)[-1])
+    domains = result["details"]["domains"]
+    assert set(domains) == {"a", "b"}
+    assert result["value"] == pytest.approx(sum(domains.values()) / 2, abs=1e-3)
+    assert len(result["details"]["curve"]) >= 1
+
+
+def test_served_speed_against_servers_that_pretend(project: Path, tmp_path: Path) -> None:
+    folder = project.parent / "model"
+    target = LocalTarget.load(folder)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"bird {i}"}) + "\n" for i in range(4)))
+    model = tiny_server_model(target, "vllm", (1, 3, 5))
+    drafting = FakeDrafting(3, (3,))
+    with (
+        fake_server(model, folder, "vllm", None, drafting=drafting, round_seconds=0.01) as fast,
+        fake_server(model, folder, "vllm", None, round_seconds=0.01) as plain,
+    ):
+        words = ("--url", fast.url, "--plain-url", plain.url, "--prompts", str(prompts))
+        result = json.loads(call("served-speed", *words, "--max-tokens", "17")[-1])
+    assert result["details"]["acceptance_length"] == 4.0
+    assert result["ratio"] > 1.2
+    assert result["details"]["best_num_drafts"]["1"] == 3

@@ -62,6 +62,30 @@ class FakeSession:
             aux = torch.stack([states @ target.aux[k].T for k in range(len(aux_layers))], dim=2)
         return SimpleNamespace(logits=shown @ target.head.T, aux=aux)
 
+    def forward_tree(self, tokens, parents, *, aux_layers=None):
+        """Each node's state from its parent's; `keep_path` writes those of one path down."""
+        self.num_forwards += 1
+        target, rows = self.target, torch.arange(len(tokens))
+        found = []
+        for node in range(tokens.shape[1]):
+            stacked = torch.stack([self.states[rows, self.lengths], *found], dim=1)
+            before = stacked[rows, parents[:, node] + 1]
+            found.append(torch.tanh(before @ target.mix.T + target.table[tokens[:, node]]))
+        self.nodes = torch.stack(found, dim=1)
+        aux = None
+        if aux_layers is not None:
+            aux = torch.stack([self.nodes @ target.aux[k].T for k in range(len(aux_layers))], dim=2)
+        return SimpleNamespace(logits=self.nodes @ target.head.T, aux=aux)
+
+    def keep_path(self, paths, num_nodes):
+        room = int(self.lengths.max()) + paths.shape[1] + 1 - self.states.shape[1]
+        pad = torch.full((len(paths), max(0, room), self.target.width), float("nan"))
+        self.states = torch.cat((self.states, pad.to(self.target.dtype)), dim=1)
+        for row, (path, count) in enumerate(zip(paths.tolist(), num_nodes.tolist(), strict=True)):
+            for step, node in enumerate(path[:count]):
+                self.states[row, self.lengths[row] + 1 + step] = self.nodes[row, node]
+        self.lengths = self.lengths + num_nodes
+
     def rollback(self, lengths):
         assert (lengths <= self.lengths).all()
         self.lengths = lengths.clone()

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from eyas.base.stop import StopFlag
-from eyas.drafter.prediction import predict, walk_counts
+from eyas.drafter.metrics import walk
+from eyas.drafter.prediction import (
+    PLACES,
+    predict,
+    predict_by,
+    predict_by_place,
+    stretch_of,
+    walk_counts,
+    walked,
+)
 from tests.drafter.cases import MemorySource, make_drafter, make_sample, make_vocabulary
 from tests.drafter.naive import NaiveDrafter
 
@@ -59,7 +68,7 @@ def test_walks_equal_the_naive_drafters(norms):
     for sample, (tokens, spans, aux, _) in made:
         for chain in range(1, DRAFTS + 1):
             wanted = naive_counts(naive, vocabulary.target_ids, tokens, spans, aux, chain)
-            assert tuple(found[sample.id][:, chain - 1]) == wanted
+            assert tuple(found[sample.id].sum(axis=0)[:, chain - 1]) == wanted
             total += wanted[1]
     assert total > 100
 
@@ -86,3 +95,35 @@ def test_samples_of_one_conversation_are_drawn_together():
     assert together.low == together.high == together.acceptance_length == apart.acceptance_length
     assert apart.high - apart.low > 0.1
     assert predict({}, {}) == []
+
+
+def test_rounds_by_place_are_those_of_the_walk():
+    rng = np.random.default_rng(3)
+    for num_rows in (0, 1, 5, 40):
+        followed = rng.random((3, num_rows)) < 0.6
+        rounds = list(walked(followed))
+        assert (len(rounds), sum(accepted for _, accepted in rounds)) == walk(followed)
+        place = 0
+        for found, accepted in rounds:
+            assert found == place
+            assert followed[:accepted, found].all()
+            assert accepted == 3 or not followed[accepted, found]
+            place += accepted + 1
+    assert [stretch_of(place) for place in (0, 31, 32, 127, 128, 511, 512, 9999)] == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_by_label_and_by_place():
+    """Domain a accepts everything, b nothing; answers of a reach the second stretch."""
+    counts = {}
+    for i in range(8):
+        counts[f"s{i}"] = np.zeros((len(PLACES), 2, 1), dtype=np.int64)
+        counts[f"s{i}"][0] = [[10], [10 if i % 2 else 0]]
+        counts[f"s{i}"][1] = [[i % 2 * 6], [i % 2 * 3]]
+    groups = {name: name for name in counts}
+    labels = {f"s{i}": "a" if i % 2 else "b" for i in range(8)}
+    by_domain = predict_by(counts, groups, labels)
+    assert {name: rows[0].acceptance_length for name, rows in by_domain.items()} == {"a": 1 + 13 / 16, "b": 1}
+    by_place = predict_by_place(counts, groups)
+    assert [(begin, rows[0].acceptance_length) for begin, rows in by_place] == [(0, 1.5), (32, 1.5)]
+    assert by_place[1][1][0].low == by_place[1][1][0].high
+    assert predict(counts, groups)[0].acceptance_length == pytest.approx(1 + 52 / 104)

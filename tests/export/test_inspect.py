@@ -114,6 +114,12 @@ def ids_and_count(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> N
     config["num_aux_hidden_states"] = 3
 
 
+def silent_override(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+    """Trained on other layers than the default, of which the configuration says nothing."""
+    config["eagle_config"].pop(IDS, None)
+    config.pop(IDS, None)
+
+
 def tensor(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Plant:
     def plant(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         tensors[name] = change(tensors[name])
@@ -159,6 +165,16 @@ def remap(ids: Callable[[torch.Tensor], torch.Tensor], *, with_mask: bool = True
 
 def shift_mask_and_mapping(ids: torch.Tensor) -> torch.Tensor:
     return (ids + 1).clamp(max=make.VOCAB - 1)
+
+
+def another_corpus(ids: torch.Tensor) -> torch.Tensor:
+    """The most frequent tokens of other data: the same special ids, other ones behind them."""
+    order = torch.randperm(make.VOCAB - 4, generator=torch.Generator().manual_seed(77)) + 4
+    return torch.cat([torch.arange(4), order[: len(ids) - 4]]).sort().values
+
+
+def shuffled(t: torch.Tensor) -> torch.Tensor:
+    return t[torch.randperm(len(t), generator=torch.Generator().manual_seed(5))]
 
 
 def untrained(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
@@ -211,6 +227,7 @@ FAULTS: dict[str, tuple[str, Plant]] = {
     ),
     "more aux states, no ids": ("layers-unsaid", set_config(num_aux_hidden_states=4)),
     "fewer ids than states": ("layers-count", ids_and_count),
+    "layers of the override not said": ("layers-not-as-trained", silent_override),
     "a layer past the end": ("layers-range", nested_ids([1, 5, 12])),
     "ids out of order": ("layers-unsorted", nested_ids([5, 1, 8], top=[6, 2, 9])),
     "ids one too low for vLLM": ("layers-not-as-trained", nested_ids([1, 5, 8])),
@@ -243,6 +260,8 @@ FAULTS: dict[str, tuple[str, Plant]] = {
     "head of another model": ("head-unlike-target", tensor("lm_head.weight", heavy_tailed)),
     "head rows shifted": ("head-shifted", tensor("lm_head.weight", lambda t: t.roll(1, 0))),
     "head rows shifted back": ("head-shifted", tensor("lm_head.weight", lambda t: t.roll(-1, 0))),
+    "a mapping made anew": ("head-misaligned", remap(another_corpus)),
+    "head rows of another mapping": ("head-misaligned", tensor("lm_head.weight", shuffled)),
     "mapping shifted": ("head-shifted", remap(shift_mask_and_mapping)),
     "random embedding": ("embedding-foreign", new_tensor("embed_tokens.weight", torch.randn(96, 32))),
     "embedding copied": ("embedding-duplicate", new_tensor("embed_tokens.weight", make.embedding())),
@@ -264,7 +283,7 @@ FAULTS: dict[str, tuple[str, Plant]] = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_named(tmp_path: Path, name: str) -> None:
     code, plant = FAULTS[name]
-    make.write(tmp_path)
+    make.write(tmp_path, **({"aux_layers": (1, 5, 10)} if plant is silent_override else {}))
     spoil(tmp_path, plant)
     inspection = look(tmp_path)
     assert code in {f.code for f in inspection.findings}
@@ -370,7 +389,9 @@ def test_damaged_checkpoints(tmp_path: Path) -> None:
 
 
 def test_every_code_is_planted_somewhere() -> None:
-    text = Path(__file__).read_text()
+    # what needs prompts is planted where a target is at hand
+    tests = (Path(__file__), Path(__file__).parents[1] / "cli" / "test_probe.py")
+    text = "".join(path.read_text() for path in tests)
     assert [code for code in FINDING_CODES if f'"{code}"' not in text] == []
 
 

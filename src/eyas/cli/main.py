@@ -43,6 +43,7 @@ _VERBS = {
     "verify": ("verify:verify", "Find damage: every file against what was written.", EXPERT),
     "push": ("push:push", "Put the project and this eyas on a host of eyas.toml.", EXPERT),
     "mcp": ("mcp:mcp", "Serve status, doctor, todo, plan and recover to an agent (MCP, stdio).", EXPERT),
+    "bench": ("bench:bench", "Measure a running server: speed and acceptance, with and without.", EXPERT),
     "inspect": ("inspect:inspect", "Say what an export or checkpoint is and what is wrong with it.", EXPERT),
 }
 

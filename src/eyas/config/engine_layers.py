@@ -94,6 +94,17 @@ def engine_layer_ids(aux_layers: Sequence[int], target: TargetFacts) -> EngineLa
     return EngineLayerIds(layers, _to_sglang(layers, target.model_type, caveats), tuple(caveats))
 
 
+def explicit_layer_ids(aux_layers: Sequence[int], target: TargetFacts) -> dict[str, list[int]]:
+    """Trained layers in the count of ``vllm`` and of ``sglang``, also where they are the default.
+
+    Raises:
+        ConfigError: as `check_aux_layers`.
+    """
+    layers = tuple(int(k) for k in aux_layers)
+    check_aux_layers(layers, target.num_layers)
+    return {"vllm": list(layers), "sglang": list(_to_sglang(layers, target.model_type, []))}
+
+
 def _to_sglang(layers: tuple[int, ...], model_type: str, caveats: list[str]) -> tuple[int, ...]:
     if model_type not in SGLANG_COUNTS_INPUTS:
         return tuple(k - 1 for k in layers)

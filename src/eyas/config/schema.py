@@ -209,6 +209,17 @@ class TrainConfig(Section):
         return self
 
 
+class TreeConfig(Section):
+    """EAGLE's dynamic tree of drafts, measured beside the chain."""
+
+    depth: Annotated[int, Field(ge=1, le=16)] = 3
+    """Longest way of drafts."""
+    top_k: Annotated[int, Field(ge=1, le=64)] = 4
+    """Drafts that get children at each depth, and children of each."""
+    total_tokens: Annotated[int, Field(ge=1, le=512)] = 16
+    """Drafts that the target reads in a round."""
+
+
 class EvaluateConfig(Section):
     """Speculative decoding with the local target on held-out prompts."""
 
@@ -218,6 +229,8 @@ class EvaluateConfig(Section):
     """Use at most this many prompts."""
     num_drafts: Annotated[int, Field(ge=1, le=16)] = 3
     """Tokens drafted per round (K of a chain)."""
+    tree: TreeConfig | None = None
+    """Decode the prompts with trees too; none: chains only."""
     max_new_tokens: Positive = 256
     """Longest answer in tokens."""
     batch_size: Positive = 16
@@ -230,7 +243,9 @@ class ExportConfig(Section):
     """Checkpoints that engines load."""
 
     name: str = "eagle3"
-    """Folder below ``exports/``."""
+    """Folder below ``exports/``, which vLLM and SGLang both load."""
+    to: tuple[Literal["sglang", "vllm", "speculators"], ...] = ()
+    """Further layouts, each in ``exports/NAME-LAYOUT`` (``eyas export --to``)."""
     min_acceptance_length: Annotated[float, Field(ge=0)] = 0.0
     """Refuse to export below this (exit code 15); 0 is no gate."""
 

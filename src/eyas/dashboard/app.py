@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 from eyas.base.errors import EyasError
 from eyas.dashboard.guard import Guard
 from eyas.dashboard.view import LiveView
+from eyas.report.charts import charts
 from eyas.report.overview import Overview
 from eyas.report.page import asset, body, chart_data, parts
 from eyas.report.plotly_script import plotly_script
@@ -71,7 +72,7 @@ def make_app(live: LiveView, *, token: str, hosts: Iterable[str], cookie: str = 
 
     async def live_parts(_: Request) -> Response:
         return await run_in_threadpool(
-            _json, live, lambda view: {"parts": parts(view), "charts": json.loads(chart_data(view))}
+            _json, live, lambda view: {"parts": parts(view), "charts": json.loads(chart_data(charts(view)))}
         )
 
     app = Starlette(
@@ -96,7 +97,7 @@ def _page(live: LiveView) -> Response:
             _PAGE.format(title="eyas", body=f'<p class="warning">{text}</p>', charts="[]"), 503
         )
     return HTMLResponse(
-        _PAGE.format(title=escape(project_name(view)), body=body(view), charts=chart_data(view))
+        _PAGE.format(title=escape(project_name(view)), body=body(view), charts=chart_data(charts(view)))
     )
 
 

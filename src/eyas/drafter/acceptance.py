@@ -16,7 +16,7 @@ class AcceptanceCounts:
     depend on the other answers in a batch:
 
     - a draft is counted (``drafted``) when the answer's length limit leaves room for it and for the
-      token that the round gives for nothing;
+      token that the round gives for nothing; of a tree, one at each depth that it may reach;
     - it is ``reached`` when all earlier drafts of its round were accepted and did not end the answer;
     - it is ``accepted`` when it became part of the answer; an accepted end token counts, what the target
       would have said after it does not.

@@ -46,7 +46,7 @@ class DraftCache:
         newest = num_new - 1
         self.lengths = self.lengths + num_new
         self._depth = 0
-        return self._step(layer_input[batch, newest], feature[batch, newest], self.lengths - 1)
+        return self._newest(layer_input[batch, newest], feature[batch, newest], self.lengths - 1)
 
     @torch.no_grad()
     def draft(self, tokens: Tensor) -> Tensor:
@@ -55,7 +55,41 @@ class DraftCache:
         positions = self.lengths - 1 + self._depth
         layer_input = self._layer_input(tokens, self._feature)
         self._write(layer_input.unsqueeze(1), positions.unsqueeze(1))
-        return self._step(layer_input, self._feature, positions)
+        return self._newest(layer_input, self._feature, positions)
+
+    @property
+    def feature(self) -> Tensor:
+        """``[B, H]`` from which the next draft step goes on."""
+        return self._feature
+
+    @torch.no_grad()
+    def branch(self, tokens: Tensor, feature: Tensor, depth: int, lineage: Tensor) -> tuple[Tensor, Tensor]:
+        """A draft step for several drafted tokens of one depth; they do not see each other.
+
+        Args:
+            tokens: ``[B, n]`` drafted.
+            feature: ``[B, n, H]`` that each goes on from.
+            depth: 1 for the first drafts of a round.
+            lineage: ``[B, n, m + n]`` which of the round's nodes, the m of earlier calls first, each sees:
+                those it descends from, and itself.
+
+        Returns:
+            Draft logits ``[B, n, K]``, and the features ``[B, n, H]`` behind the tokens.
+        """
+        num_tokens = tokens.shape[1]
+        earlier = lineage.shape[2] - num_tokens
+        first = self.lengths + earlier
+        slots = first.unsqueeze(1) + torch.arange(num_tokens, device=tokens.device)
+        positions = (self.lengths - 1 + depth).unsqueeze(1).expand(-1, num_tokens)
+        layer_input = self._layer_input(tokens, feature)
+        self._write(layer_input, positions, slots)
+        num_keys = int(self.lengths.max()) + lineage.shape[2]
+        keys = torch.arange(num_keys, device=tokens.device)
+        place = keys - self.lengths.unsqueeze(1)
+        within = place.clamp(0, lineage.shape[2] - 1).unsqueeze(1).expand(-1, num_tokens, -1)
+        inside = (place >= 0) & (place < lineage.shape[2])
+        seen = (place < 0).unsqueeze(1) | (inside.unsqueeze(1) & lineage.gather(2, within))
+        return self._step(layer_input, feature, positions, seen)
 
     def keep(self, rows: Tensor) -> None:
         """Drop all answers but ``rows``."""
@@ -66,31 +100,46 @@ class DraftCache:
         embedded = self._drafter.embed(tokens, feature.dtype)
         return torch.cat((embedded, self._drafter.midlayer.hidden_norm(feature)), dim=-1)
 
-    def _write(self, layer_input: Tensor, positions: Tensor) -> None:
-        """Keys and values of ``[B, q, 2H]``; padding lands behind the true rows and is overwritten later."""
+    def _write(self, layer_input: Tensor, positions: Tensor, slots: Tensor | None = None) -> None:
+        """Keys and values of ``[B, q, 2H]``; padding lands behind the true rows and is overwritten later.
+
+        ``slots [B, q]`` are their places in the cache where these are not their positions.
+        """
         attention, width = self._drafter.midlayer.self_attn, self._shape.head_dim
-        self._grow(int(positions.max()) + 1)
+        slots = positions if slots is None else slots
+        self._grow(int(slots.max()) + 1)
         key = by_head(attention.k_proj(layer_input), width)
         value = by_head(attention.v_proj(layer_input), width)
         batch = torch.arange(len(positions), device=positions.device).unsqueeze(1)
-        self._key[batch, positions] = self._turned(key, positions)
-        self._value[batch, positions] = value
+        self._key[batch, slots] = self._turned(key, positions)
+        self._value[batch, slots] = value
 
-    def _step(self, layer_input: Tensor, feature: Tensor, positions: Tensor) -> Tensor:
-        """The layer for one query a batch row, over all keys up to its position."""
+    def _newest(self, layer_input: Tensor, feature: Tensor, positions: Tensor) -> Tensor:
+        """The layer for one query a batch row, over all keys up to its position; draft logits ``[B, K]``."""
+        keys = torch.arange(int(positions.max()) + 1, device=positions.device)
+        seen = (keys <= positions.unsqueeze(1)).unsqueeze(1)
+        logits, after = self._step(
+            layer_input.unsqueeze(1), feature.unsqueeze(1), positions.unsqueeze(1), seen
+        )
+        self._feature = after.squeeze(1)
+        return logits.squeeze(1)
+
+    def _step(
+        self, layer_input: Tensor, feature: Tensor, positions: Tensor, seen: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The layer for queries ``[B, n, ...]`` over the keys that each has ``seen [B, n, keys]``."""
         attention, shape = self._drafter.midlayer.self_attn, self._shape
         query = self._turned(by_head(attention.q_proj(layer_input), shape.head_dim), positions)
-        query = query.view(len(query), shape.num_kv_heads, -1, shape.head_dim)
-        num_keys = int(positions.max()) + 1
-        key, value = self._key[:, :num_keys], self._value[:, :num_keys]
-        scores = torch.einsum("bgrd,bkgd->bgrk", query, key) * shape.head_dim**-0.5
-        unseen = torch.arange(num_keys, device=positions.device) > positions.unsqueeze(1)
-        scores = scores.to(self._angle_dtype).masked_fill(unseen[:, None, None], float("-inf"))
+        query = query.view(*query.shape[:2], shape.num_kv_heads, -1, shape.head_dim)
+        key, value = self._key[:, : seen.shape[2]], self._value[:, : seen.shape[2]]
+        scores = torch.einsum("bngrd,bkgd->bngrk", query, key) * shape.head_dim**-0.5
+        unseen = seen.logical_not()[:, :, None, None]
+        scores = scores.to(self._angle_dtype).masked_fill(unseen, float("-inf"))
         weights = scores.softmax(dim=-1).to(value.dtype)
-        attended = torch.einsum("bgrk,bkgd->bgrd", weights, value).flatten(1, 2)
+        attended = torch.einsum("bngrk,bkgd->bngrd", weights, value).flatten(2, 3)
         output = self._drafter.midlayer.finish(feature, attended)
-        normed, self._feature = self._drafter.feedback(output)
-        return self._drafter.logits(normed)
+        normed, after = self._drafter.feedback(output)
+        return self._drafter.logits(normed), after
 
     def _turned(self, x: Tensor, positions: Tensor) -> Tensor:
         cosine, sine = self._drafter.rope.angles(positions, self._angle_dtype)

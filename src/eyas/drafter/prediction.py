@@ -8,7 +8,8 @@ temperature, the walk is an estimate.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import bisect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,12 +20,14 @@ from torch import Tensor
 
 from eyas.base.stop import StopFlag
 from eyas.drafter.batch import PackedBatch, pack
-from eyas.drafter.metrics import answer_ranges, walk
+from eyas.drafter.metrics import answer_ranges
 from eyas.drafter.model import EagleDrafter
 from eyas.drafter.schedule import pack_by_tokens
 from eyas.drafter.source import SampleSource
 from eyas.drafter.vocabulary import DraftVocabulary
 
+PLACES = (0, 32, 128, 512)
+"""Where stretches of an answer begin, in tokens, whose rounds are counted apart; the last has no end."""
 RESAMPLES = 2000
 CONFIDENCE = 0.95
 CHUNK_ROWS = 1024
@@ -50,7 +53,10 @@ def walk_counts(
     batch_tokens: int,
     stop: StopFlag,
 ) -> dict[str, npt.NDArray[np.int64]]:
-    """For each sample, rounds and accepted drafts of chains of 1..``max_drafts``: int64 ``[2, max_drafts]``.
+    """For each sample, rounds and accepted drafts of chains of 1..``max_drafts``.
+
+    Returns:
+        int64 ``[stretches, 2, max_drafts]``: a round counts in the stretch of `PLACES` it begins in.
 
     Raises:
         Stopped: a stop was asked for.
@@ -67,12 +73,32 @@ def walk_counts(
         for name, (first, last) in zip(
             batch.ids, zip(batch.query_bounds[:-1], batch.query_bounds[1:], strict=True), strict=True
         ):
-            found = np.zeros((2, max_drafts), dtype=np.int64)
+            found = np.zeros((len(PLACES), 2, max_drafts), dtype=np.int64)
             for start, end in answer_ranges(batch.query_rows[first:last], [0, last - first]):
                 for chain in range(1, max_drafts + 1):
-                    found[:, chain - 1] += walk(followed[:chain, first + start : first + end])
+                    for place, accepted in walked(followed[:chain, first + start : first + end]):
+                        found[stretch_of(place), :, chain - 1] += (1, accepted)
             counts[name] = found
     return counts
+
+
+def walked(followed: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """Rounds of speculative decoding along a stored answer: place of each, and its accepted drafts.
+
+    Args:
+        followed: as `eyas.drafter.metrics.walk` takes it.
+    """
+    # how many drafts in a row are followed at each place, then jumps over them
+    accepted = followed.cumprod(axis=0).sum(axis=0)
+    place = 0
+    while place < len(accepted):
+        yield place, int(accepted[place])
+        place += int(accepted[place]) + 1
+
+
+def stretch_of(place: int) -> int:
+    """Number of the stretch of `PLACES` that a place of an answer lies in."""
+    return bisect.bisect_right(PLACES, place) - 1
 
 
 def _followed(
@@ -103,11 +129,12 @@ def predict(
     conversations, since rounds of one answer are alike.
 
     Args:
-        counts: of `walk_counts`.
+        counts: of `walk_counts`, or one stretch of them ``[2, K]``.
         groups: conversation of each sample.
     """
     by_group: dict[str, npt.NDArray[np.int64]] = {}
-    for sample, found in counts.items():
+    for sample, every in counts.items():
+        found = every.reshape(-1, *every.shape[-2:]).sum(axis=0)
         group = groups[sample]
         by_group[group] = by_group[group] + found if group in by_group else found
     if not by_group:
@@ -122,6 +149,28 @@ def predict(
         Predicted(chain + 1, float(whole[chain]), float(low[chain]), float(high[chain]))
         for chain in range(len(whole))
     ]
+
+
+def predict_by(
+    counts: Mapping[str, npt.NDArray[np.int64]], groups: Mapping[str, str], labels: Mapping[str, str]
+) -> dict[str, list[Predicted]]:
+    """`predict` of the samples of each label, for example of each domain."""
+    by_label: dict[str, dict[str, npt.NDArray[np.int64]]] = {}
+    for sample, found in counts.items():
+        by_label.setdefault(labels[sample], {})[sample] = found
+    return {label: predict(found, groups) for label, found in sorted(by_label.items())}
+
+
+def predict_by_place(
+    counts: Mapping[str, npt.NDArray[np.int64]], groups: Mapping[str, str]
+) -> list[tuple[int, list[Predicted]]]:
+    """`predict` of each stretch of the answers that has a round: where it begins, and its rows."""
+    found = []
+    for stretch, begin in enumerate(PLACES):
+        inside = {sample: every[stretch] for sample, every in counts.items() if every[stretch, 0].any()}
+        if inside:
+            found.append((begin, predict(inside, groups)))
+    return found
 
 
 def _lengths(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:

@@ -1,8 +1,8 @@
-"""Chain speculative decoding, and plain decoding by the same code.
+"""Speculative decoding with chains and trees, and plain decoding by the same code.
 
-Each round drafts a chain, lets the target read the pending token and the chain in one forward pass,
-takes the target's own choice at every position, and keeps choices as long as the drafts before them
-were the same. Greedy choices are the target's most likely tokens. A sampled choice inverts the
+Each round drafts a chain or a tree, lets the target read the pending token and the drafts in one forward
+pass, takes the target's own choice behind each of them, and keeps choices as long as there is a draft that
+is the same. Greedy choices are the target's most likely tokens. A sampled choice inverts the
 target's distribution at a number drawn for that place in the answer: a draft d is then accepted with
 probability p(d), and a refused one is replaced by a token of p without d. That is residual sampling for
 drafts that are single tokens (Leviathan et al., 2023); the answer is the one that plain decoding gives
@@ -12,7 +12,7 @@ from the same seed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 import torch
@@ -22,6 +22,7 @@ from eyas.base.stop import StopFlag
 from eyas.drafter.acceptance import AcceptanceCounts
 from eyas.drafter.cache import DraftCache
 from eyas.drafter.model import EagleDrafter
+from eyas.drafter.tree import TreeShape, follow, grow
 
 
 class TargetOutput(Protocol):
@@ -52,6 +53,14 @@ class TargetSession(Protocol):
     def rollback(self, lengths: Tensor) -> None:
         """Forget what lies behind ``lengths [B]``."""
 
+    def forward_tree(
+        self, tokens: Tensor, parents: Tensor, *, aux_layers: Sequence[int] | None = None
+    ) -> TargetOutput:
+        """Read a tree ``tokens [B, N]`` behind each row, logits behind every node; none of it counts yet."""
+
+    def keep_path(self, paths: Tensor, num_nodes: Tensor) -> None:
+        """Count the first ``num_nodes [B]`` nodes of ``paths [B, n]`` of the tree that was read."""
+
     def keep(self, rows: Tensor) -> None:
         """Drop all answers but ``rows``."""
 
@@ -68,12 +77,19 @@ class Drafting:
         target_ids: int64 ``[K]`` target id of each draft id.
         aux_layers: layers whose states it reads.
         num_drafts: longest chain of a round.
+        tree: draft trees of this shape instead of chains.
     """
 
     drafter: EagleDrafter
     target_ids: Tensor
     aux_layers: tuple[int, ...]
     num_drafts: int
+    tree: TreeShape | None = None
+
+    @property
+    def depth(self) -> int:
+        """Most drafts that a round can accept."""
+        return self.num_drafts if self.tree is None else self.tree.depth
 
 
 @dataclass(frozen=True)
@@ -122,6 +138,17 @@ def decode(
     return _Decoding(session, prompts, settings, drafting).run(stop or StopFlag())
 
 
+@dataclass(frozen=True)
+class _Read:
+    """A round that the target has read: its choices ``[B, q]`` along what was drafted, how many drafts
+    ``[B]`` it agrees with, aux states ``[B, q, A, T]``, and most drafts that it could."""
+
+    choices: Tensor
+    agreed: Tensor
+    aux: Tensor | None
+    num_drafts: int
+
+
 class _Decoding:
     def __init__(
         self,
@@ -133,8 +160,8 @@ class _Decoding:
         if not all(prompts):
             raise ValueError("an empty prompt has no last state to go on from")
         self._session, self._settings = session, settings
-        self._drafting = drafting if drafting is not None and drafting.num_drafts > 0 else None
-        num_drafts = self._drafting.num_drafts if self._drafting else 0
+        self._drafting = drafting if drafting is not None and drafting.depth > 0 else None
+        num_drafts = self._drafting.depth if self._drafting else 0
         limits = settings.max_new_tokens
         self._limits = [limits] * len(prompts) if isinstance(limits, int) else list(limits)
         self._answers = [Decoded(counts=AcceptanceCounts.empty(num_drafts)) for _ in prompts]
@@ -160,14 +187,11 @@ class _Decoding:
         pending, draft_logits = self._read_prompts(cache)
         while self._live:
             stop.check()
-            drafts = self._draft(cache, draft_logits)
-            before = self._session.lengths
-            chain = torch.cat((pending.unsqueeze(1), drafts), dim=1)
-            output = self._session.forward(chain, None, logits="all", aux_layers=self._layers)
-            choices = self._choose(output.logits)
-            agreed = (choices[:, :-1] == drafts).long().cumprod(dim=1).sum(dim=1)
-            self._session.rollback(before + 1 + agreed.to(before.device))
-            unfinished = self._take(choices.tolist(), agreed.tolist(), drafts.shape[1])
+            read = self._read_tree(cache, pending, draft_logits)
+            if read is None:
+                read = self._read_chain(cache, pending, draft_logits)
+            choices, agreed = read.choices, read.agreed
+            unfinished = self._take(choices.tolist(), agreed.tolist(), read.num_drafts)
             alive = torch.tensor(unfinished, dtype=torch.long, device=self._device)
             if not unfinished:
                 break
@@ -178,9 +202,38 @@ class _Decoding:
                 choices, agreed = choices[alive], agreed[alive]
             pending = choices.gather(1, agreed.unsqueeze(1)).squeeze(1)
             if cache is not None:
-                assert output.aux is not None
-                draft_logits = cache.extend(output.aux[alive], choices, agreed + 1)
+                assert read.aux is not None
+                draft_logits = cache.extend(read.aux[alive], choices, agreed + 1)
         return self._answers
+
+    def _read_chain(self, cache: DraftCache | None, pending: Tensor, logits: Tensor | None) -> _Read:
+        """Draft a chain, have the target read it, and keep what it agrees with."""
+        drafts = self._draft(cache, logits)
+        before = self._session.lengths
+        chain = torch.cat((pending.unsqueeze(1), drafts), dim=1)
+        output = self._session.forward(chain, None, logits="all", aux_layers=self._layers)
+        choices = self._choose(output.logits)
+        agreed = (choices[:, :-1] == drafts).long().cumprod(dim=1).sum(dim=1)
+        self._session.rollback(before + 1 + agreed.to(before.device))
+        return _Read(choices, agreed, output.aux, drafts.shape[1])
+
+    def _read_tree(self, cache: DraftCache | None, pending: Tensor, logits: Tensor | None) -> _Read | None:
+        """The same with a tree; None where no tree is wanted, or no draft can be used any more."""
+        drafting = self._drafting
+        if cache is None or logits is None or drafting is None or drafting.tree is None:
+            return None
+        depth = min(drafting.tree.depth, self._most_usable())
+        if depth < 1:
+            return None
+        shape = replace(drafting.tree, depth=depth)
+        tree = grow(cache, logits, pending, drafting.target_ids, shape)
+        output = self._session.forward_tree(tree.tokens, tree.parents, aux_layers=self._layers)
+        choices = self._choose(output.logits, tree.depths)
+        paths, agreed = follow(tree, choices)
+        self._session.keep_path(paths, agreed + 1)
+        assert output.aux is not None
+        rows = torch.arange(len(paths), device=paths.device).unsqueeze(1)
+        return _Read(choices.gather(1, paths), agreed, output.aux[rows, paths], depth)
 
     @property
     def _layers(self) -> tuple[int, ...] | None:
@@ -222,7 +275,7 @@ class _Decoding:
         """Drafted target ids ``[B, k]``; no more than the longest remaining answer can use."""
         if cache is None or logits is None or self._drafting is None:
             return torch.empty((len(self._live), 0), dtype=torch.long, device=self._device)
-        count = min(self._drafting.num_drafts, max(self._room(answer) for answer in self._live) - 1)
+        count = min(self._drafting.num_drafts, self._most_usable())
         drafts: list[Tensor] = []
         for _ in range(count):
             if drafts:
@@ -231,6 +284,10 @@ class _Decoding:
         if not drafts:
             return torch.empty((len(self._live), 0), dtype=torch.long, device=self._device)
         return torch.stack(drafts, dim=1)
+
+    def _most_usable(self) -> int:
+        """Drafts that the longest remaining answer has room for, before the token that comes for nothing."""
+        return max(self._room(answer) for answer in self._live) - 1
 
     def _take(self, choices: list[list[int]], agreed: list[int], num_drafts: int) -> list[int]:
         """Append a round's tokens and count it; places that go on."""
@@ -265,17 +322,24 @@ class _Decoding:
             return True
         return self._room(answer) <= 0
 
-    def _choose(self, logits: Tensor) -> Tensor:
-        """The target's choices ``[B, q]`` from ``[B, q, V]``, for the next q places of each live answer."""
+    def _choose(self, logits: Tensor, ahead: Tensor | None = None) -> Tensor:
+        """The target's choices ``[B, q]`` from ``[B, q, V]``.
+
+        ``ahead [B, q]`` is how far each lies before the next place of its answer; 0, 1, 2, ... if None.
+        Choices of the same place are made with the same number, whatever they follow.
+        """
         if self._numbers is None:
             return logits.argmax(dim=-1)
         wide = logits.to(torch.float64) / self._settings.temperature
         bounds = wide.softmax(dim=-1).cumsum(dim=-1)
+        if ahead is None:
+            ahead = torch.arange(logits.shape[1]).expand(len(logits), -1)
+        ahead = ahead.cpu()
         numbers = torch.zeros(logits.shape[:2], dtype=torch.float64)
         for place, answer in enumerate(self._live):
-            start = len(self._answers[answer].tokens)
-            drawn = self._numbers[answer][start : start + logits.shape[1]]
-            numbers[place, : len(drawn)] = drawn
+            wanted_places = len(self._answers[answer].tokens) + ahead[place]
+            within = wanted_places < len(self._numbers[answer])  # what lies behind the limit is never taken
+            numbers[place, within] = self._numbers[answer][wanted_places[within]]
         wanted = numbers.to(logits.device).unsqueeze(-1) * bounds[..., -1:]
         found = torch.searchsorted(bounds, wanted, right=True).squeeze(-1)
         return found.clamp(max=logits.shape[-1] - 1)

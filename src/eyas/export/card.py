@@ -10,6 +10,7 @@ from eyas.base.units import format_bytes, format_count
 from eyas.config.engine_layers import engine_layer_ids
 from eyas.config.target_facts import TargetFacts
 from eyas.export.engines import sglang_command, vllm_command
+from eyas.export.layouts import engines_of
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ class CardContent:
         files: name and bytes of each file.
         parameters: trained parameters.
         dtype: of the weights.
+        layout: whose conventions the folder follows.
     """
 
     name: str
@@ -113,6 +115,7 @@ class CardContent:
     measurement: Measurement | None = None
     files: Mapping[str, int] = field(default_factory=dict)
     eyas_version: str = ""
+    layout: str = "both"
 
 
 def model_card(content: CardContent, drafter_path: str = "PATH/TO/THIS/FOLDER") -> str:
@@ -185,11 +188,19 @@ def _numbers(measured: Measurement | None) -> str:
 
 def _serving(content: CardContent, drafter_path: str, num_drafts: int) -> str:
     ids = engine_layer_ids(content.aux_layers, content.target)
-    text = (
-        "## Serving\n\nvLLM:\n\n```bash\n"
-        f"{vllm_command(content.target_path, drafter_path, num_drafts)}\n```\n\nSGLang:\n\n```bash\n"
-        f"{sglang_command(content.target_path, drafter_path, num_drafts)}\n```"
-    )
+    commands = {
+        "vLLM": vllm_command(content.target_path, drafter_path, num_drafts),
+        "SGLang": sglang_command(content.target_path, drafter_path, num_drafts),
+    }
+    engines = engines_of(content.layout)
+    text = "## Serving" + "".join(f"\n\n{name}:\n\n```bash\n{commands[name]}\n```" for name in engines)
+    if content.layout != "both":
+        layers = ", ".join(map(str, content.aux_layers))
+        caveats = "".join(f" {caveat}." for caveat in ids.caveats if "SGLang" in engines)
+        return (
+            f"{text}\n\nThe folder is in the layout `{content.layout}` and names the aux layers (after "
+            f"layers {layers}) in that engine's own count; other engines may read it otherwise.{caveats}"
+        )
     if ids.vllm is None:
         return text + "\n\nThe aux layers are both engines' default, so the configuration names none."
     text += (

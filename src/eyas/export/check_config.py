@@ -27,6 +27,7 @@ def check_config(
     tensor_names: Collection[str],
     trained_layers: Sequence[int] | None,
     target: TargetFacts | None,
+    engines: Collection[str] = ("vLLM", "SGLang"),
 ) -> Iterator[Finding]:
     """Findings on names, switches, rope, positions and layer ids.
 
@@ -34,12 +35,13 @@ def check_config(
         tensor_names: all tensors of the folder, in eyas's names.
         trained_layers: layers the weight file says it was trained on, if it does.
         target: the model that will be served, when it is at hand.
+        engines: those that the folder is for.
     """
     yield from _architecture(config)
-    yield from _norm_flags(config, dims, tensor_names)
+    yield from _norm_flags(config, dims, tensor_names, engines)
     yield from _rope(config, dims, target)
     yield from _positions(dims, target)
-    yield from _layers(config, dims, trained_layers, target)
+    yield from _layers(config, dims, trained_layers, target, engines)
     if target is not None:
         yield from _belongs_to(config, dims, target)
 
@@ -77,7 +79,10 @@ def _architecture(config: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _norm_flags(
-    config: Mapping[str, Any], dims: Eagle3Dimensions, tensor_names: Collection[str]
+    config: Mapping[str, Any],
+    dims: Eagle3Dimensions,
+    tensor_names: Collection[str],
+    engines: Collection[str],
 ) -> Iterator[Finding]:
     unsaid = [flag for flag in _NORM_FLAGS if config.get(flag) is None]
     has_fc_norm = any(n.startswith("fc_norm.") for n in tensor_names)
@@ -104,7 +109,7 @@ def _norm_flags(
                 + ("there" if present[flag] else "missing"),
                 evidence="SGLang skips tensors it does not expect in silence, vLLM raises",
             )
-    if dims.norm_before_residual:
+    if dims.norm_before_residual and "SGLang" in engines:
         yield Finding(
             "norm-before-residual",
             "warning",
@@ -186,6 +191,7 @@ def _layers(
     dims: Eagle3Dimensions,
     trained: Sequence[int] | None,
     target: TargetFacts | None,
+    engines: Collection[str],
 ) -> Iterator[Finding]:
     nested = config.get("eagle_config")
     lists = {
@@ -212,24 +218,25 @@ def _layers(
             )
     if target is None:
         top = said.get(IDS_KEY)
-        if trained is not None and top is not None and sorted(top) != list(trained):
+        if "vLLM" in engines and trained is not None and top is not None and sorted(top) != list(trained):
             yield _not_as_trained("vLLM", top, trained)
         return
-    yield from _captured(config, dims, trained, target, said)
+    yield from _captured(config, trained, target, said, engines)
 
 
 def _captured(
     config: Mapping[str, Any],
-    dims: Eagle3Dimensions,
     trained: Sequence[int] | None,
     target: TargetFacts,
     said: Mapping[str, list[int]],
+    engines: Collection[str],
 ) -> Iterator[Finding]:
     n = target.num_layers
-    captured = {
+    every = {
         "vLLM": layers_in_vllm(config, n),
         "SGLang": layers_in_sglang(config, n, target.model_type),
     }
+    captured = {engine: layers for engine, layers in every.items() if engine in engines}
     outside = [
         f"{engine} {list(ks)}" for engine, ks in captured.items() if ks and not 0 <= ks[0] <= ks[-1] <= n
     ]
@@ -244,7 +251,7 @@ def _captured(
         for engine, layers in captured.items():
             if layers != tuple(trained):
                 yield _not_as_trained(engine, layers, trained)
-    elif said and captured["vLLM"] != captured["SGLang"]:
+    elif said and len(set(captured.values())) > 1:
         counts = "as given" if target.model_type in SGLANG_COUNTS_INPUTS else "plus one"
         yield Finding(
             "layers-engines-disagree",

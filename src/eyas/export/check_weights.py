@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,6 +12,8 @@ from eyas.export.findings import Finding, some
 from eyas.export.layout import Eagle3Checkpoint
 
 _CHUNK_ROWS = 4096
+_NEAREST_ROWS = 256
+"""Head rows whose nearest target row is looked for."""
 _MATRICES = tuple(
     f"midlayer.{name}.weight"
     for name in (
@@ -205,6 +208,18 @@ def _head(ours: torch.Tensor, head: torch.Tensor, ids: torch.Tensor) -> Iterator
             f"the head's rows fit the target's better with {best}: the mapping is shifted",
             evidence=f"mean cosine {straight:.2f} as mapped, {shifted[best]:.2f} shifted",
         )
+        return
+    nearest, agreeing = _nearest(ours, head, ids)
+    by_chance = (2 * math.log(len(head)) / ours.shape[1]) ** 0.5
+    if nearest > max(straight + 0.2, 1.3 * by_chance) and agreeing < 0.5:
+        yield Finding(
+            "head-misaligned",
+            "fault",
+            "the head's rows fit other target rows than the mapping gives them: it is another drafter's",
+            evidence=f"mean cosine {straight:.2f} as mapped, {nearest:.2f} with the nearest rows, of which "
+            f"{agreeing:.0%} are the mapped ones",
+            hint="a mapping travels with the weights and is never made anew",
+        )
     elif straight < 0.1:
         drawn = abs(straight) < 0.02 and _looks_initialised(ours)
         yield Finding(
@@ -214,6 +229,25 @@ def _head(ours: torch.Tensor, head: torch.Tensor, ids: torch.Tensor) -> Iterator
             + (" and look as they were drawn" if drawn else "; fine if the head was trained from scratch"),
             evidence=f"mean cosine {straight:.2f}",
         )
+
+
+def _nearest(ours: torch.Tensor, head: torch.Tensor, ids: torch.Tensor) -> tuple[float, float]:
+    """Mean cosine of some head rows with the target row nearest to each; share where that is the mapped one.
+
+    Centred as in `mean_cosine`.
+    """
+    rows = torch.arange(0, len(ours), max(1, len(ours) // _NEAREST_ROWS))[:_NEAREST_ROWS]
+    mine = ours[rows].float() - ours.mean(dim=0, dtype=torch.float32)
+    mine = torch.nn.functional.normalize(mine, dim=-1)
+    mean = head.mean(dim=0, dtype=torch.float32)
+    best = torch.full((len(rows),), -2.0)
+    place = torch.zeros(len(rows), dtype=torch.long)
+    for first in range(0, len(head), _CHUNK_ROWS):
+        its = torch.nn.functional.normalize(head[first : first + _CHUNK_ROWS].float() - mean, dim=-1)
+        value, where = (mine @ its.T).max(dim=1)
+        place = torch.where(value > best, first + where, place)
+        best = torch.maximum(best, value)
+    return float(best.mean()), float((place == ids[rows]).float().mean())
 
 
 def mean_cosine(

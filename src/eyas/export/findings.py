@@ -51,6 +51,7 @@ FINDING_CODES: dict[str, str] = {
     "head-random": "the head has nothing in common with the target's and looks initialised",
     "head-unlike-target": "the head's rows have little in common with the target's",
     "head-shifted": "the head fits the target better under a shifted mapping",
+    "head-misaligned": "the head fits other rows of the target's than the mapping says",
     "embedding-foreign": "the folder's own embedding is not the target's",
     "embedding-duplicate": "the folder holds a copy of the target's embedding",
     "embedding-own": "the folder brings its own embedding",
@@ -68,6 +69,10 @@ FINDING_CODES: dict[str, str] = {
     "mapping-t2d-disagrees": "t2d marks other target ids than d2t reaches",
     "end-token-absent": "an end token can never be drafted",
     "special-token-absent": "a special token can never be drafted",
+    # on prompts
+    "probe-layers-shifted": "other layers than the engine would capture are accepted more",
+    "probe-mapping-shifted": "a mapping moved by one is accepted more",
+    "probe-accepts-nothing": "hardly any draft is accepted",
     # folder
     "seal-broken": "a sealed file is missing or changed",
     "state-unreadable": "a checkpoint's state cannot be read",

@@ -68,21 +68,21 @@ def _export(
     from eyas.export.check_mapping import check_mapping
     from eyas.export.check_weights import check_against_target, check_tensors
     from eyas.export.dimensions import read_dimensions
-    from eyas.export.layout import CONFIG_NAME, read_eagle3
+    from eyas.export.layout import read_config, read_eagle3
+    from eyas.export.layouts import engines_of
 
     findings, facts = _seal(folder)
     try:
-        config = read_json(folder / CONFIG_NAME)
-        if not isinstance(config, dict):
-            raise DataError("config.json is no JSON object")
+        config, is_foreign = read_config(folder)
         dims = read_dimensions(config)
-    except (OSError, ValueError, DataError) as error:
+    except DataError as error:
         findings.append(Finding("config-unreadable", "fault", "config.json cannot be used", _reason(error)))
         return Inspection("eagle3 export", facts, findings)
     try:
         checkpoint = read_eagle3(folder)
     except DataError as error:
-        findings += check_config(config, dims, (), None, target)
+        engines = engines_of("speculators" if is_foreign else "both")
+        findings += check_config(config, dims, (), None, target, engines)
         findings = [f for f in findings if f.code != "norm-flag-contradicted"]  # no tensors to ask
         findings.append(Finding("weights-unreadable", "fault", error.what, f"{error.where}: {error.why}"))
         return Inspection("eagle3 export", facts, _sorted(findings))
@@ -91,7 +91,8 @@ def _export(
     stray = [n for n in checkpoint.unknown if n.startswith("fc_norm.") or n == "input_norm.weight"]
     checkpoint.unknown[:] = [n for n in checkpoint.unknown if n not in stray]
     ends = target.end_tokens if target is not None else _end_tokens(config)
-    findings += check_config(config, dims, names, checkpoint.trained_layers, target)
+    engines = engines_of(checkpoint.layout)
+    findings += check_config(config, dims, names, checkpoint.trained_layers, target, engines)
     findings += check_mapping(checkpoint.d2t, checkpoint.t2d, dims, ends, special_tokens)
     findings += check_tensors(checkpoint)
     findings += check_against_target(checkpoint, embedding, head)
@@ -100,6 +101,7 @@ def _export(
 
 def _export_facts(checkpoint: Eagle3Checkpoint, target: TargetFacts | None) -> list[tuple[str, str]]:
     from eyas.config.engine_layers import layers_in_sglang, layers_in_vllm
+    from eyas.export.layouts import engines_of
 
     dims, config = checkpoint.dimensions, checkpoint.config
     tensors = [*checkpoint.weights.values()]
@@ -110,6 +112,7 @@ def _export_facts(checkpoint: Eagle3Checkpoint, target: TargetFacts | None) -> l
         rope += f", {dims.rope_scaling['rope_type']} x {dims.rope_scaling.get('factor', '?')}"
     facts = [
         ("architecture", str((config.get("architectures") or ["not said"])[0])),
+        ("layout", f"{checkpoint.layout}, for {' and '.join(engines_of(checkpoint.layout))}"),
         ("parameters", f"{format_count(num_parameters)}, {', '.join(types) or 'none'}"),
         ("size on disk", format_bytes(sum(t.numel() * t.element_size() for t in tensors))),
         ("hidden size", f"{dims.hidden_size:,} on {dims.num_aux} aux states of {dims.target_hidden_size:,}"),
@@ -127,10 +130,12 @@ def _export_facts(checkpoint: Eagle3Checkpoint, target: TargetFacts | None) -> l
         facts.append(("trained on layers", f"{list(checkpoint.trained_layers)} (after k layers)"))
     if target is not None:
         n = target.num_layers
-        facts.append(("layers in vLLM", f"{list(layers_in_vllm(config, n))} (after k layers)"))
-        facts.append(
-            ("layers in SGLang", f"{list(layers_in_sglang(config, n, target.model_type))} (after k layers)")
-        )
+        captured = {
+            "vLLM": layers_in_vllm(config, n),
+            "SGLang": layers_in_sglang(config, n, target.model_type),
+        }
+        for engine in engines_of(checkpoint.layout):
+            facts.append((f"layers in {engine}", f"{list(captured[engine])} (after k layers)"))
     return facts
 
 

@@ -1,4 +1,4 @@
-"""The checkpoint folder that SGLang and vLLM both load: writing it, and reading any such folder."""
+"""Checkpoint folders that engines load: writing one in any layout, and reading any of them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,17 @@ from safetensors.torch import save_file
 
 from eyas.base.errors import DataError, ExportMismatch
 from eyas.base.files import read_json, write_json
-from eyas.config.engine_layers import IDS_KEY, engine_layer_ids
+from eyas.config.engine_layers import IDS_KEY, engine_layer_ids, explicit_layer_ids
 from eyas.config.target_facts import TargetFacts
 from eyas.export.dimensions import ARCHITECTURE, Eagle3Dimensions, expected_shapes, read_dimensions
+from eyas.export.layouts import (
+    LAYOUT_METADATA,
+    Layout,
+    as_speculators,
+    flattened,
+    for_one_engine,
+    is_speculators,
+)
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
@@ -47,6 +55,7 @@ class Eagle3Checkpoint:
         missing, unknown: tensor names that are absent, or mean nothing to this layout.
         wrong_shapes: name, shape found, shape expected.
         metadata: text fields of the weight file.
+        layout: as the file names it, or as its configuration shows.
     """
 
     folder: Path
@@ -60,6 +69,7 @@ class Eagle3Checkpoint:
     unknown: list[str] = field(default_factory=list)
     wrong_shapes: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
     metadata: dict[str, str] = field(default_factory=dict)
+    layout: str = "both"
 
     @property
     def target_ids(self) -> torch.Tensor:
@@ -166,6 +176,10 @@ def write_eagle3(
     target: TargetFacts,
     dtype: torch.dtype = torch.bfloat16,
     about: Mapping[str, str] | None = None,
+    *,
+    layout: Layout = "both",
+    target_path: str = "",
+    num_drafts: int = 3,
 ) -> None:
     """Write ``config.json`` and ``model.safetensors`` into ``folder``, which the caller seals.
 
@@ -176,6 +190,8 @@ def write_eagle3(
             are the same: vLLM refuses a mapping then.
         aux_layers: trained layers, "after k layers".
         about: more text fields for the weight file's metadata.
+        layout: whose conventions are written.
+        target_path, num_drafts: what speculators' layout says of the target and of proposals.
 
     Raises:
         ConfigError: the layers are such as no engine can hand over.
@@ -201,8 +217,15 @@ def write_eagle3(
     metadata = {
         "format": "pt",
         AUX_LAYERS_METADATA: json.dumps([int(k) for k in aux_layers]),
+        LAYOUT_METADATA: layout,
         **(about or {}),
     }
+    ids = explicit_layer_ids(aux_layers, target)
+    if layout == "speculators":
+        config = as_speculators(config, target, target_path, num_drafts, ids["vllm"])
+        tensors = {_renamed(name, "midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
+    elif layout != "both":
+        config = for_one_engine(config, layout, ids)
     write_json(folder / CONFIG_NAME, config)
     save_file(tensors, folder / WEIGHTS_NAME, metadata=metadata)
 
@@ -216,7 +239,7 @@ def read_eagle3(folder: Path) -> Eagle3Checkpoint:
     Raises:
         DataError: configuration or weights are absent or cannot be read.
     """
-    config = _read_config(folder)
+    config, is_foreign = read_config(folder)
     dims = read_dimensions(config)
     tensors, metadata = _read_tensors(folder)
     shapes = expected_shapes(dims)
@@ -236,7 +259,12 @@ def read_eagle3(folder: Path) -> Eagle3Checkpoint:
             (n, tuple(t.shape), shapes[n]) for n, t in weights.items() if tuple(t.shape) != shapes[n]
         ],
         metadata=metadata,
+        layout="speculators" if is_foreign else metadata.get(LAYOUT_METADATA, "both"),
     )
+
+
+def _renamed(name: str, old: str, new: str) -> str:
+    return new + name[len(old) :] if name.startswith(old) else name
 
 
 def _check_fits(shape: Mapping[str, Any], aux_layers: Sequence[int], target: TargetFacts) -> None:
@@ -282,7 +310,12 @@ def _canonical(name: str) -> str:
     return name
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> tuple[dict[str, Any], bool]:
+    """``config.json`` in the words of the common layout, and whether it came in speculators'.
+
+    Raises:
+        DataError: it is absent, cannot be read, or is of a kind that is not known here.
+    """
     try:
         config = read_json(folder / CONFIG_NAME)
     except FileNotFoundError as error:
@@ -291,7 +324,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise DataError("config.json cannot be read", where=folder / CONFIG_NAME, why=str(error)) from error
     if not isinstance(config, dict):
         raise DataError("config.json is no JSON object", where=folder / CONFIG_NAME)
-    return config
+    return (flattened(config), True) if is_speculators(config) else (config, False)
 
 
 def _read_tensors(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:

@@ -44,7 +44,7 @@ def _data(view: Overview) -> list[Chart | None]:
     found: list[Chart | None] = [
         Chart(
             "lengths", "data", f"Length of {what}", (lengths,) if data.lengths else (),
-            _axes("tokens", what) | {"bargap": 0.06},
+            axes("tokens", what) | {"bargap": 0.06},
         )
     ]  # fmt: skip
     if len(data.domains) > 1:
@@ -62,7 +62,7 @@ def _extraction(view: Overview) -> list[Chart | None]:
         traces = _rate_traces(view.attempts, stage)
         title = f"{unit.capitalize()} per second, by attempt"
         found.append(
-            Chart(f"rate-{stage}", "extraction", title, traces, _axes("time (UTC)", f"{unit}/s", zero=True))
+            Chart(f"rate-{stage}", "extraction", title, traces, axes("time (UTC)", f"{unit}/s", zero=True))
         )
     if view.failure_reasons:
         found.append(_bars("failures", "extraction", "Failed captures, by reason", list(view.failure_reasons),
@@ -73,7 +73,7 @@ def _extraction(view: Overview) -> list[Chart | None]:
 def _rate_traces(attempts: Sequence[AttemptView], stage: str) -> tuple[dict[str, Any], ...]:
     """One line an attempt, so that the gaps between them stay gaps."""
     return tuple(
-        _line(
+        line(
             attempt.name,
             [point.at for point in attempt.rates[stage]],
             [point.rate for point in attempt.rates[stage]],
@@ -88,7 +88,7 @@ def _store(view: Overview) -> list[Chart | None]:
     store = view.store
     if store is None:
         return []
-    growth = _line("stored", [p.at for p in store.growth], [p.bytes for p in store.growth])
+    growth = line("stored", [p.at for p in store.growth], [p.bytes for p in store.growth])
     weight = {
         "type": "bar",
         "orientation": "h",
@@ -100,9 +100,9 @@ def _store(view: Overview) -> list[Chart | None]:
     }
     return [
         Chart(
-            "store-growth", "store", "Bytes in the store", (growth,), _axes("time (UTC)", "bytes", zero=True)
+            "store-growth", "store", "Bytes in the store", (growth,), axes("time (UTC)", "bytes", zero=True)
         ),
-        Chart("store-weight", "store", "Bytes per token", (weight,), _axes("bytes", None, zero_x=True)),
+        Chart("store-weight", "store", "Bytes per token", (weight,), axes("bytes", None, zero_x=True)),
     ]
 
 
@@ -114,22 +114,22 @@ def _training(view: Overview) -> list[Chart | None]:
     checks = training.validations
     num_steps = max((len(point.step_loss) for point in training.points), default=0)
     losses = tuple(
-        _line(
+        line(
             f"draft step {j}",
             steps,
             [p.step_loss[j] if len(p.step_loss) > j else None for p in training.points],
         )
         for j in range(num_steps)
     )
-    held_out = _line("validation, step 0", [c.step for c in checks], [c.loss[0] for c in checks if c.loss])
+    held_out = line("validation, step 0", [c.step for c in checks], [c.loss[0] for c in checks if c.loss])
     rates = tuple(
-        _line(f"draft step {j}", [c.step for c in checks], [c.acceptance[j] for c in checks]) | _MARKED
+        line(f"draft step {j}", [c.step for c in checks], [c.acceptance[j] for c in checks]) | _MARKED
         for j in range(min((len(c.acceptance) for c in checks), default=0))
     )
-    lengths = _line("acceptance length", [c.step for c in checks], [c.acceptance_length for c in checks])
+    lengths = line("acceptance length", [c.step for c in checks], [c.acceptance_length for c in checks])
 
     def curve(id_: str, title: str, name: str, values: list[float], axis: str) -> Chart:
-        return Chart(id_, "training", title, (_line(name, steps, values),), _axes("step", axis, zero=True))
+        return Chart(id_, "training", title, (line(name, steps, values),), axes("step", axis, zero=True))
 
     points = training.points
     return [
@@ -138,21 +138,21 @@ def _training(view: Overview) -> list[Chart | None]:
             "training",
             "Loss by draft step",
             (*losses, *([held_out | _MARKED] if checks else [])),
-            _axes("step", "cross-entropy"),
+            axes("step", "cross-entropy"),
         ),
         Chart(
             "step-acceptance",
             "training",
             "Acceptance on held-out samples, by draft step",
             rates,
-            _axes("step", "rate", zero=True),
+            axes("step", "rate", zero=True),
         ),
         Chart(
             "walk",
             "training",
             "Acceptance length on held-out samples",
             (lengths | _MARKED,) if checks else (),
-            _axes("step", "tokens per target forward"),
+            axes("step", "tokens per target forward"),
         ),
         curve("learning-rate", "Learning rate", "learning rate", [p.learning_rate for p in points], ""),
         curve("gradient-norm", "Gradient norm, unclipped", "norm", [p.gradient_norm for p in points], ""),
@@ -192,11 +192,11 @@ def _evaluation(view: Overview) -> list[Chart | None]:
         )  # fmt: skip
     return [
         Chart("by-domain", "evaluation", "Acceptance length by domain", (by_domain,),
-              _axes("", "tokens per target forward", zero=True) | {"xaxis": {"type": "category"}}),
+              axes("", "tokens per target forward", zero=True) | {"xaxis": {"type": "category"}}),
         Chart("by-position", "evaluation", "Accepted drafts by position", positions,
-              _axes("position in the chain", "rate", zero=True) | {"barmode": "group"}),
+              axes("position in the chain", "rate", zero=True) | {"barmode": "group"}),
         Chart("against-plain", "evaluation", "Speed, one prompt at a time", speeds,
-              _axes("", "tokens/s", zero=True)),
+              axes("", "tokens/s", zero=True)),
     ]  # fmt: skip
 
 
@@ -215,7 +215,7 @@ def _timeline(view: Overview) -> Chart | None:
         for attempt, run in runs:
             xs += [run.started, run.ended or attempt.last_event, None]
             ys += [attempt.name, attempt.name, None]
-        traces.append(_line(stage, xs, ys) | {"line": {"width": 12}, "hoverinfo": "name+x"})
+        traces.append(line(stage, xs, ys) | {"line": {"width": 12}, "hoverinfo": "name+x"})
     broken = [a for a in view.attempts if a.outcome not in ("done", "Stopped")]
     running = view.status.last_attempt.name if view.status.running and view.status.last_attempt else ""
     broken = [a for a in broken if a.name != running]
@@ -225,14 +225,15 @@ def _timeline(view: Overview) -> Chart | None:
              "y": [a.name for a in broken], "hovertext": [a.outcome for a in broken], "hoverinfo": "text",
              "marker": {"symbol": "x", "size": 10}}
         )  # fmt: skip
-    layout = _axes("time (UTC)", None) | {"height": 170 + 26 * min(len(view.attempts), 40)}
+    layout = axes("time (UTC)", None) | {"height": 170 + 26 * min(len(view.attempts), 40)}
     return Chart("timeline", "timeline", "Attempts and their stages", tuple(traces), layout)
 
 
 _MARKED = {"mode": "lines+markers"}
 
 
-def _line(name: str, x: Sequence[object], y: Sequence[object]) -> dict[str, Any]:
+def line(name: str, x: Sequence[object], y: Sequence[object]) -> dict[str, Any]:
+    """A trace of points joined by a line."""
     return {"type": "scatter", "mode": "lines", "name": name, "x": list(x), "y": list(y)}
 
 
@@ -245,11 +246,12 @@ def _bars(id_: str, section: str, title: str, names: list[str], counts: list[int
         "text": [f"{counts[i]:,}" for i in order], "textposition": "auto",
         "hovertext": [names[i] for i in order], "hoverinfo": "text+x", "name": unit,
     }  # fmt: skip
-    layout = _axes(unit, None, zero_x=True) | {"height": 130 + 28 * len(order)}
+    layout = axes(unit, None, zero_x=True) | {"height": 130 + 28 * len(order)}
     return Chart(id_, section, title, (trace,) if order else (), layout)
 
 
-def _axes(x: str, y: str | None, *, zero: bool = False, zero_x: bool = False) -> dict[str, Any]:
+def axes(x: str, y: str | None, *, zero: bool = False, zero_x: bool = False) -> dict[str, Any]:
+    """A layout with titles of the axes; ``zero``: the upward one begins at 0."""
     xaxis: dict[str, Any] = {"title": {"text": x}}
     yaxis: dict[str, Any] = {"automargin": True} if y is None else {"title": {"text": y}}
     if zero:

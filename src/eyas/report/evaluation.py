@@ -27,6 +27,16 @@ class Acceptance:
 
 
 @dataclass(frozen=True)
+class TreeView:
+    """The same prompts with trees of drafts."""
+
+    depth: int
+    top_k: int
+    total_tokens: int
+    acceptance_length: float
+
+
+@dataclass(frozen=True)
 class EvaluationView:
     """The measured drafter against plain decoding; speeds are None when nothing was timed."""
 
@@ -43,6 +53,7 @@ class EvaluationView:
     plain_tokens_per_second: float | None
     drafted_tokens_per_second: float | None
     speedup: float | None
+    tree: TreeView | None
 
 
 def evaluation_view(project: Project) -> EvaluationView | None:
@@ -64,9 +75,21 @@ def evaluation_view(project: Project) -> EvaluationView | None:
             plain_tokens_per_second=speed.get("plain_tokens_per_second"),
             drafted_tokens_per_second=speed.get("drafted_tokens_per_second"),
             speedup=speed.get("ratio"),
+            tree=_tree(found.get("tree")),
         )
     except BROKEN:
         return None
+
+
+def _tree(found: dict[str, Any] | None) -> TreeView | None:
+    if not found:
+        return None
+    return TreeView(
+        int(found["depth"]),
+        int(found["top_k"]),
+        int(found["total_tokens"]),
+        float(found["acceptance_length"]),
+    )
 
 
 def _acceptance(name: str, row: dict[str, Any]) -> Acceptance:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
+from eyas.report.charts import charts
 from eyas.report.overview import Overview
 from eyas.report.page import asset, body, chart_data
 from eyas.report.plotly_script import plotly_script
@@ -32,11 +33,21 @@ _PAGE = """<!doctype html>
 
 def html(view: Overview) -> str:
     """The whole file, about 5 MB of which are plotly's."""
+    return whole_page(f"{project_name(view)}: eyas report", body(view), chart_data(charts(view)))
+
+
+def whole_page(title: str, content: str, drawn: str) -> str:
+    """A page that needs nothing else.
+
+    Args:
+        content: what stands in its body.
+        drawn: charts as `chart_data` gives them.
+    """
     return _PAGE.format(
-        title=escape(f"{project_name(view)}: eyas report"),
+        title=escape(title),
         style=asset("page.css"),
-        body=body(view),
+        body=content,
         plotly=plotly_script().replace("</script", "<\\/script"),
-        charts=chart_data(view),
+        charts=drawn,
         script=asset("page.js"),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 
@@ -25,14 +26,14 @@ def parts(view: Overview) -> dict[str, str]:
     drawn = charts(view)
     found = {"head": _head(view)}
     for section in sections(view):
-        found[section.id] = _section(section, [chart for chart in drawn if chart.section == section.id])
+        found[section.id] = section_html(section, [chart for chart in drawn if chart.section == section.id])
     return found
 
 
-def chart_data(view: Overview) -> str:
-    """All charts as JSON that may stand inside a script element."""
-    drawn = [{"id": c.id, "traces": c.traces, "layout": c.layout} for c in charts(view)]
-    return json.dumps(drawn, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
+def chart_data(drawn: Sequence[Chart]) -> str:
+    """Charts as JSON that may stand inside a script element."""
+    plain = [{"id": c.id, "traces": c.traces, "layout": c.layout} for c in drawn]
+    return json.dumps(plain, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
 
 
 def body(view: Overview) -> str:
@@ -50,7 +51,8 @@ def _head(view: Overview) -> str:
     )
 
 
-def _section(section: Section, drawn: list[Chart]) -> str:
+def section_html(section: Section, drawn: Sequence[Chart]) -> str:
+    """A section with its charts, without the element around it."""
     html = [f"<h2>{escape(section.title)}</h2>"]
     if section.text:
         html.append(f'<p class="lead">{escape(section.text)}</p>')

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from eyas.base.units import format_bytes, format_count, format_seconds
+from eyas.report.evaluation import EvaluationView
 from eyas.report.history import AttemptView
 from eyas.report.now import LastAttempt, Running
 from eyas.report.overview import Overview
@@ -281,6 +282,7 @@ def _evaluation(view: Overview) -> Section:
         ("acceptance length", f"{found.total.acceptance_length:.3f} tokens per target forward "
                               f"(bonus token counted), "
                               f"{found.num_drafts} drafts a round, greedy"),
+        *_tree(found),
         ("texts", equal),
         ("speed, one prompt at a time", speed),
         ("measured", f"{at_minute(found.at)}, {found.dtype}, {found.num_answers:,} answers, "
@@ -299,6 +301,16 @@ def _evaluation(view: Overview) -> Section:
         "unconditional by position",
     )
     return Section("evaluation", "Evaluation", tables=_filled([facts, _table("By domain", columns, rows)]))
+
+
+def _tree(found: EvaluationView) -> list[tuple[str, str]]:
+    tree = found.tree
+    if tree is None:
+        return []
+    shape = f"{tree.total_tokens} drafts a round, depth {tree.depth}, top {tree.top_k}"
+    return [
+        ("acceptance length with trees", f"{tree.acceptance_length:.3f} tokens per target forward, {shape}")
+    ]
 
 
 def _timeline(view: Overview) -> Section:

@@ -31,6 +31,8 @@ def fake(
     api_key_env: str = "",
     certificate: Path | None = None,
     key: Path | None = None,
+    accept: Annotated[tuple[int, ...], Parameter(name="--accept")] = (),
+    round_seconds: float = 0.0,
     common: Common = Common(),  # noqa: B008 - frozen
 ) -> int:
     """Serve a small model as vLLM or SGLang would, with faults by schedule; ends with Ctrl-C.
@@ -52,6 +54,8 @@ def fake(
         api_key_env: environment variable with the key that requests have to bring.
         certificate: PEM file, for https.
         key: PEM file of the certificate's key.
+        accept: pretend a drafter: accepted drafts of an answer's rounds in turn; may be repeated.
+        round_seconds: what a forward pass pretends to take, in streamed answers.
     """
     # loaded by name: the command line itself stays free of torch
     server = import_module("eyas.targets.fake.start").start_fake(
@@ -68,6 +72,8 @@ def fake(
         api_key_env=api_key_env,
         certificate=certificate,
         key=key,
+        accepts=accept,
+        round_seconds=round_seconds,
     )
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
 from eyas.cli.common import Common
 from eyas.cli.execute import execute
 from eyas.pipeline.order import stage_named
@@ -87,13 +92,22 @@ def evaluate(
 
 
 def export(
-    *, redo: bool = False, dry_run: bool = False, detach: bool = False, common: Common = _COMMON
+    *,
+    to: Annotated[tuple[Literal["sglang", "vllm", "speculators"], ...], Parameter(name="--to")] = (),
+    redo: bool = False,
+    dry_run: bool = False,
+    detach: bool = False,
+    common: Common = _COMMON,
 ) -> int:
-    """Write the trained drafter in the layout that vLLM and SGLang load.
+    """Write the trained drafter in the layout that vLLM and SGLang load, and in others on demand.
 
     Args:
-        redo: set the present export aside and write it anew.
+        to: a further layout, written to exports/NAME-LAYOUT; may be repeated.
+        redo: set the present exports aside and write them anew.
         dry_run: print the plan and change nothing.
         detach: go on in the background.
     """
+    if to:
+        wanted = ", ".join(f'"{layout}"' for layout in to)
+        common = replace(common, set=(*common.set, f"export.to=[{wanted}]"))
     return _one("export", common, redo, dry_run, detach)

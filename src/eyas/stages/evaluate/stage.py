@@ -31,10 +31,12 @@ def evaluation_recipe(project: Project, checkpoint: Path) -> dict[str, object]:
                 "the held-out prompts do not exist", where=path, hint="mend evaluate.prompts in eyas.toml"
             )
         prompts = project.digests.digest(path)
+    # without a tree the recipe says nothing of one, as before there were any
+    left_out = {"prompts"} if settings.tree is not None else {"prompts", "tree"}
     return {
         "checkpoint": sealed_digest(checkpoint),
         "prompts": prompts,
-        **settings.model_dump(mode="json", exclude={"prompts"}),
+        **settings.model_dump(mode="json", exclude=left_out),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -14,13 +14,13 @@ from eyas.base.clock import utc_now_text
 from eyas.base.errors import DataError
 from eyas.base.files import write_json
 from eyas.chat.dialogue import EmittedAnswer
-from eyas.drafter.acceptance import AcceptanceCounts
 from eyas.drafter.speculate import Decoded, DecodeSettings, Drafting, decode
+from eyas.drafter.tree import TreeShape
 from eyas.stages.chat_tools import load_renderer
-from eyas.stages.evaluate.prediction import PREDICTED, predict_from_store
+from eyas.stages.evaluate.prediction import predict_from_store
 from eyas.stages.evaluate.prompts import HeldOut, by_length, held_out_conversations
 from eyas.stages.evaluate.stage import evaluation_recipe
-from eyas.stages.evaluate.ties import TIE_GAPS, tie_gap
+from eyas.stages.evaluate.tally import DraftTally
 from eyas.stages.local_target import load_target, target_arithmetic
 from eyas.stages.project import Project
 from eyas.stages.protocol import RunContext
@@ -32,20 +32,16 @@ from eyas.targets.parts import load_parts
 
 @dataclass
 class _Tally:
-    """What the measurement has seen so far."""
+    """What the measurement has seen so far; ``tree`` is None where none is configured."""
 
-    counts: dict[str, list[AcceptanceCounts]] = field(default_factory=lambda: defaultdict(list))
+    chain: DraftTally
+    tree: DraftTally | None
     prompts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    num_answers: int = 0
-    num_tokens: int = 0
-    equal: int = 0
-    ties: int = 0
-    different: list[dict[str, object]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class _Decoder:
-    """Both ways to decode a group of prompts."""
+    """All ways to decode a group of prompts."""
 
     target: LocalTarget
     drafting: Drafting
@@ -57,6 +53,9 @@ class _Decoder:
 
     def drafted(self, prompts: Sequence[list[int]]) -> list[Decoded]:
         return self._decode(prompts, self.drafting)
+
+    def with_tree(self, prompts: Sequence[list[int]], shape: TreeShape) -> list[Decoded]:
+        return self._decode(prompts, replace(self.drafting, tree=shape))
 
     def _decode(self, prompts: Sequence[list[int]], drafting: Drafting | None) -> list[Decoded]:
         session = self.target.session(len(prompts))
@@ -92,27 +91,30 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
         DecodeSettings(settings.max_new_tokens, frozenset(renderer.end_tokens)),
         context,
     )
-    tally, timed = _Tally(), list[list[int]]()
+    shape = None if settings.tree is None else TreeShape(**settings.tree.model_dump())
+    tally = _Tally(DraftTally(settings.num_drafts), None if shape is None else DraftTally(shape.depth))
+    timed: list[list[int]] = []
     context.progress.start("decode", total=_num_turns(conversations), unit="prompts")
     while asked := [(c, prompt) for c in conversations if (prompt := _fitting(project, c)) is not None]:
         prompts = [prompt for _, prompt in asked]
         if not timed:
             timed = _spread(asked, settings.timing_prompts)
         for group in by_length(prompts, settings.batch_size):
-            _measure(decoder, [asked[place] for place in group], tally)
-            context.progress.advance(len(group), accepted=round(_overall(tally, settings.num_drafts), 3))
-    if not tally.num_answers:
+            _measure(decoder, [asked[place] for place in group], tally, shape)
+            context.progress.advance(len(group), accepted=round(tally.chain.total.acceptance_length, 3))
+    if not tally.chain.num_answers:
         raise DataError("no held-out prompt fits the target", hint="give shorter prompts")
     speed = _speed(decoder, timed, context) if timed else None
     report = _report(project, recipe, tally, speed, len(conversations), dtype)
     report["prediction"] = predict_from_store(
-        project, context, drafting.drafter, trained.vocabulary, max_drafts=max(settings.num_drafts, PREDICTED)
+        project, context, drafting, trained.vocabulary, decoder.settings.end_tokens
     )
     write_json(project.layout.evaluation, with_check(report))
     return {
         "prompts": len(conversations),
         "acceptance_length": report["acceptance_length"],
-        "equal_texts": f"{tally.equal} of {tally.num_answers}",
+        **({"tree_acceptance_length": tally.tree.total.acceptance_length} if tally.tree else {}),
+        "equal_texts": f"{tally.chain.equal} of {tally.chain.num_answers}",
         **({"speedup": speed["ratio"]} if speed else {}),
     }
 
@@ -139,32 +141,24 @@ def _spread(asked: Sequence[tuple[HeldOut, list[int]]], count: int) -> list[list
     return picked[:count]
 
 
-def _measure(decoder: _Decoder, group: Sequence[tuple[HeldOut, list[int]]], tally: _Tally) -> None:
+def _measure(
+    decoder: _Decoder,
+    group: Sequence[tuple[HeldOut, list[int]]],
+    tally: _Tally,
+    shape: TreeShape | None,
+) -> None:
     prompts = [prompt for _, prompt in group]
     plain, drafted = decoder.plain(prompts), decoder.drafted(prompts)
-    for (conversation, prompt), one, other in zip(group, plain, drafted, strict=True):
+    ways = [(tally.chain, drafted)]
+    if shape is not None and tally.tree is not None:
+        ways.append((tally.tree, decoder.with_tree(prompts, shape)))
+    for place, (conversation, prompt) in enumerate(group):
         if not conversation.answers:
             tally.prompts[conversation.domain] += 1
+        one = plain[place]
         conversation.answers.append(EmittedAnswer(tuple(one.tokens), one.finish_reason))
-        tally.counts[conversation.domain].append(other.counts)
-        tally.num_answers += 1
-        tally.num_tokens += len(other.tokens)
-        if one.tokens == other.tokens:
-            tally.equal += 1
-            continue
-        gap = tie_gap(decoder.target, prompt, one.tokens, other.tokens)
-        if gap <= TIE_GAPS[decoder.target.dtype]:
-            tally.ties += 1
-        else:
-            tally.different.append({"conversation": conversation.id, "logit_gap": gap})
-
-
-def _overall(tally: _Tally, num_drafts: int) -> float:
-    return _total(tally, num_drafts).acceptance_length
-
-
-def _total(tally: _Tally, num_drafts: int) -> AcceptanceCounts:
-    return AcceptanceCounts.total((c for counts in tally.counts.values() for c in counts), num_drafts)
+        for kept, answers in ways:
+            kept.add(decoder.target, conversation.id, conversation.domain, prompt, one, answers[place])
 
 
 def _speed(decoder: _Decoder, prompts: Sequence[list[int]], context: RunContext) -> dict[str, float]:
@@ -197,31 +191,20 @@ def _report(
     num_prompts: int,
     dtype: str,
 ) -> dict[str, object]:
-    num_drafts = project.config.evaluate.num_drafts
-    total = _total(tally, num_drafts)
+    settings = project.config.evaluate
+    tree = None
+    if tally.tree is not None and settings.tree is not None:
+        tree = {**settings.tree.model_dump(), **tally.tree.as_dict(tally.prompts)}
     return {
         "recipe": recipe,
         "at": utc_now_text(),
         "num_prompts": num_prompts,
-        "num_answers": tally.num_answers,
-        "num_tokens": tally.num_tokens,
-        "num_drafts": num_drafts,
+        "num_answers": tally.chain.num_answers,
+        "num_tokens": tally.chain.num_tokens,
+        "num_drafts": settings.num_drafts,
         "temperature": 0.0,
         "dtype": dtype,
-        **total.as_dict(),
-        "domains": {
-            domain: {
-                "num_prompts": tally.prompts[domain],
-                **AcceptanceCounts.total(counts, num_drafts).as_dict(),
-            }
-            for domain, counts in sorted(tally.counts.items())
-        },
-        "lossless": {
-            "num_prompts": tally.num_answers,
-            "equal": tally.equal,
-            "ties": tally.ties,
-            "different": len(tally.different),
-            "differences": tally.different,
-        },
+        **tally.chain.as_dict(tally.prompts),
+        "tree": tree,
         "speed": speed,
     }

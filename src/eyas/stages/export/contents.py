@@ -7,12 +7,18 @@ from pathlib import Path
 from eyas import __version__
 from eyas.base.seal import read_seal
 from eyas.export.card import CardContent, Measurement
+from eyas.export.layouts import Layout
 from eyas.stages.project import Project
 from eyas.stages.trained import Trained
 
 
 def card_content(
-    project: Project, trained: Trained, evaluation: dict[str, object], folder: Path, dtype: str
+    project: Project,
+    trained: Trained,
+    evaluation: dict[str, object],
+    folder: Path,
+    dtype: str,
+    layout: Layout,
 ) -> CardContent:
     """Everything for the card of the export that is being made in ``folder``."""
     config, state = project.config, trained.checkpoint.state
@@ -55,4 +61,5 @@ def card_content(
         measurement=measurement,
         files={path.name: path.stat().st_size for path in sorted(folder.iterdir())},
         eyas_version=__version__,
+        layout=layout,
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 from eyas.base.files import read_json
 from eyas.base.hashing import recipe_differences
 from eyas.base.seal import is_sealed, read_seal
+from eyas.export.layouts import FURTHER_LAYOUTS, Layout
 from eyas.stages.digests import sealed_digest
 from eyas.stages.project import Project
 from eyas.stages.protocol import Damage, StageState, StageView
@@ -29,7 +30,7 @@ def export_recipe(project: Project, checkpoint: Path) -> dict[str, object]:
 
 
 class ExportStage:
-    """Writes the final checkpoint in the layout that engines load."""
+    """Writes the final checkpoint in the layouts that engines load."""
 
     name = "export"
     redone_when_stale = True
@@ -38,25 +39,39 @@ class ExportStage:
     def reads(self, project: Project) -> tuple[Path, ...]:
         return (project.layout.checkpoints, project.layout.vocabulary, project.layout.evaluation)
 
-    def folder(self, project: Project) -> Path:
-        """Where the export lies."""
-        return project.layout.exports / project.config.export.name
+    def folders(self, project: Project) -> dict[Layout, Path]:
+        """Where each layout lies: the common one, those that are asked for, and those that are there."""
+        common = project.layout.exports / project.config.export.name
+        found: dict[Layout, Path] = {"both": common}
+        for layout in FURTHER_LAYOUTS:
+            folder = common.with_name(f"{common.name}-{layout}")
+            if layout in project.config.export.to or is_sealed(folder):
+                found[layout] = folder
+        return found
 
     def writes(self, project: Project) -> tuple[Path, ...]:
-        return (self.folder(project),)
+        return tuple(self.folders(project).values())
 
     def look(self, project: Project) -> StageView:
         checkpoint = final_checkpoint(project)
         if checkpoint is None:
             return StageView(self.name, "waiting", unit="exports")
-        folder = self.folder(project)
-        if not is_sealed(folder):
-            return StageView(self.name, "pending", 0, 1, "exports")
-        recorded = read_seal(folder)["about"].get("recipe", {})
-        differences = tuple(recipe_differences(recorded, export_recipe(project, checkpoint)))
-        detail: dict[str, object] = {"folder": str(folder)}
+        folders = self.folders(project)
+        sealed = [folder for folder in folders.values() if is_sealed(folder)]
+        wanted = export_recipe(project, checkpoint)
+        differences: list[str] = []
+        for folder in sealed:
+            found = recipe_differences(read_seal(folder)["about"].get("recipe", {}), wanted)
+            differences += [line for line in found if line not in differences]
+        detail: dict[str, object] = {"folder": str(folders["both"])}
         state: StageState = "stale" if differences else "done"
-        return StageView(self.name, state, 1, 1, "exports", detail, differences)
+        if not differences and len(sealed) < len(folders):
+            state = "pending"
+        return StageView(self.name, state, len(sealed), len(folders), "exports", detail, tuple(differences))
 
     def damages(self, project: Project, *, deep: bool) -> list[Damage]:
-        return sealed_damages(self.folder(project), deep=deep)
+        return [
+            damage
+            for folder in self.folders(project).values()
+            for damage in sealed_damages(folder, deep=deep)
+        ]

@@ -9,11 +9,12 @@ import torch
 from eyas import __version__
 from eyas.base.errors import ExportMismatch, GateFailed
 from eyas.base.files import read_json, tree_bytes, write_atomic
-from eyas.base.seal import sealed_folder
+from eyas.base.seal import is_sealed, sealed_folder
 from eyas.drafter.batch import TrainingSample, pack
 from eyas.drafter.model import EagleDrafter
 from eyas.export.card import model_card
 from eyas.export.layout import read_eagle3, write_eagle3
+from eyas.export.layouts import Layout
 from eyas.export.reference import ReferenceDrafter, require_agreement
 from eyas.stages.export.contents import card_content
 from eyas.stages.export.stage import ExportStage, export_recipe
@@ -44,29 +45,46 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
     trained = load_trained(project)
     evaluation = _evaluation(project)
     _gate(project, evaluation)
-    folder = ExportStage().folder(project)
-    facts, aux_layers = project.resolved.facts, project.resolved.aux_layers
-    vocabulary = trained.vocabulary
-    about: dict[str, object] = {"recipe": export_recipe(project, trained.path)}
-    with sealed_folder(folder, about) as temporary:
-        write_eagle3(
-            temporary,
-            trained.checkpoint.model,
-            trained.shape.as_dict(),
-            torch.from_numpy(vocabulary.d2t),
-            torch.from_numpy(vocabulary.t2d),
-            aux_layers,
-            facts,
-            EXPORT_DTYPE,
-            {"made_by": f"eyas {__version__}"},
-        )
-        difference = _compare(project, trained, temporary, context)
-        content = card_content(
-            project, trained, evaluation, temporary, str(EXPORT_DTYPE).removeprefix("torch.")
-        )
-        write_atomic(temporary / "README.md", model_card(content))
-        about["largest_difference"] = difference
-    return {"folder": str(folder), "bytes": tree_bytes(folder), "largest_difference": difference}
+    parity = _Parity(project, trained, context)
+    recipe = export_recipe(project, trained.path)
+    folders, worst = ExportStage().folders(project), 0.0
+    for layout, folder in folders.items():
+        if is_sealed(folder):
+            continue
+        about: dict[str, object] = {"recipe": recipe, "layout": layout}
+        with sealed_folder(folder, about) as temporary:
+            _write(project, trained, temporary, layout)
+            difference = parity.compare(temporary)
+            content = card_content(
+                project, trained, evaluation, temporary, str(EXPORT_DTYPE).removeprefix("torch."), layout
+            )
+            write_atomic(temporary / "README.md", model_card(content))
+            about["largest_difference"] = difference
+        worst = max(worst, difference)
+    return {
+        "folder": str(folders["both"]),
+        "layouts": ", ".join(folders),
+        "bytes": tree_bytes(folders["both"]),
+        "largest_difference": worst,
+    }
+
+
+def _write(project: Project, trained: Trained, folder: Path, layout: Layout) -> None:
+    resolved = project.resolved
+    write_eagle3(
+        folder,
+        trained.checkpoint.model,
+        trained.shape.as_dict(),
+        torch.from_numpy(trained.vocabulary.d2t),
+        torch.from_numpy(trained.vocabulary.t2d),
+        resolved.aux_layers,
+        resolved.facts,
+        EXPORT_DTYPE,
+        {"made_by": f"eyas {__version__}"},
+        layout=layout,
+        target_path=str(resolved.model),
+        num_drafts=project.config.evaluate.num_drafts,
+    )
 
 
 def _evaluation(project: Project) -> dict[str, object]:
@@ -89,29 +107,37 @@ def _gate(project: Project, evaluation: dict[str, object]) -> None:
         )
 
 
-def _compare(project: Project, trained: Trained, folder: Path, context: RunContext) -> float:
-    """Largest difference of logits between the trainer's model and the folder, read back.
+class _Parity:
+    """The trainer's logits on a few stored samples, to hold each folder against.
 
     The trainer's model holds the weights as exported (rounded), so that the two differ only if names,
     shapes, layout or arithmetic do.
+
+    Raises:
+        ExportMismatch: no stored sample is left.
     """
-    embedding = load_parts(project.resolved.model, "cpu", torch.float32).embedding
-    drafter = trained.drafter(embedding, torch.float32)
-    with torch.no_grad():  # weights only: the embedding is the target's own and stays as it is
-        for parameter in drafter.parameters():
-            parameter.copy_(parameter.to(EXPORT_DTYPE))
-    reference = ReferenceDrafter(read_eagle3(folder), embedding, torch.float32)
-    steps = project.config.train.steps
-    worst = 0.0
-    samples = _samples(project, context)
-    if not samples:
-        raise ExportMismatch(
-            "no stored sample is left to compare the export with", where=project.layout.store
-        )
-    for sample in samples:
-        ours, theirs = _both(drafter, reference, sample, steps)
-        worst = max(worst, require_agreement(theirs, ours, TOLERANCE))
-    return worst
+
+    def __init__(self, project: Project, trained: Trained, context: RunContext) -> None:
+        self._embedding = load_parts(project.resolved.model, "cpu", torch.float32).embedding
+        self._drafter = trained.drafter(self._embedding, torch.float32)
+        with torch.no_grad():  # weights only: the embedding is the target's own and stays as it is
+            for parameter in self._drafter.parameters():
+                parameter.copy_(parameter.to(EXPORT_DTYPE))
+        self._steps = project.config.train.steps
+        self._samples = _samples(project, context)
+        if not self._samples:
+            raise ExportMismatch(
+                "no stored sample is left to compare the export with", where=project.layout.store
+            )
+
+    def compare(self, folder: Path) -> float:
+        """Largest difference of logits of a folder, read back. Raises ExportMismatch."""
+        reference = ReferenceDrafter(read_eagle3(folder), self._embedding, torch.float32)
+        worst = 0.0
+        for sample in self._samples:
+            ours, theirs = _both(self._drafter, reference, sample, self._steps)
+            worst = max(worst, require_agreement(theirs, ours, TOLERANCE))
+        return worst
 
 
 def _both(

@@ -7,7 +7,7 @@ import json
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ class Reply:
     body: bytes
     content_type: str = "application/json"
     after: list[Callable[[], None]] = field(default_factory=list)
+    stream: Iterator[bytes] | None = None
 
 
 class App(Protocol):
@@ -118,9 +119,22 @@ class Handler(BaseHTTPRequestHandler):
         with contextlib.suppress(OSError):
             self.send_response(reply.status)
             self.send_header("Content-Type", reply.content_type)
-            self.send_header("Content-Length", str(len(reply.body)))
-            self.end_headers()
-            self.wfile.write(reply.body)
-            self.wfile.flush()
+            if reply.stream is not None:
+                self._send_pieces(reply.stream)
+            else:
+                self.send_header("Content-Length", str(len(reply.body)))
+                self.end_headers()
+                self.wfile.write(reply.body)
+                self.wfile.flush()
         for action in reply.after:
             action()
+
+    def _send_pieces(self, pieces: Iterator[bytes]) -> None:
+        """A body in chunks, each sent when it is made."""
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for piece in pieces:
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+            self.wfile.flush()
+        self.wfile.write(b"0\r\n\r\n")
+        self.wfile.flush()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from eyas.base.clock import boot_id
+from eyas.targets.fake.drafts import Drafts, FakeDrafting
 from eyas.targets.fake.dumps import Label, TinyModel, encode, spoiled, write_dump, write_error
 from eyas.targets.fake.faults import Fault, fault_of
 from eyas.targets.fake.http import Http, Reply, Reset, error_reply, json_reply
@@ -37,6 +38,8 @@ class FakeSettings:
         certificate, key: PEM files for https.
         max_tokens: longest prompt and answer together.
         process_dies: ``dies`` ends the process, not only the listening.
+        drafting: a drafter that it pretends to have; None: none.
+        round_seconds: what a forward pass pretends to take, in answers that are streamed.
     """
 
     engine: Literal["vllm", "sglang"]
@@ -50,6 +53,8 @@ class FakeSettings:
     key: Path | None = None
     max_tokens: int = 2048
     process_dies: bool = False
+    drafting: FakeDrafting | None = None
+    round_seconds: float = 0.0
 
     @property
     def served_name(self) -> str:
@@ -79,6 +84,7 @@ class FakeServer:
         self._http: Http | None = None
         self._threads: list[threading.Thread] = []
         self.started = ""
+        self._drafts = Drafts(model, settings.model_folder, settings.drafting, settings.round_seconds)
         self._listen()
 
     @property
@@ -153,17 +159,22 @@ class FakeServer:
             if any(fault.kind == "wrong-model" and fault.onward for fault in settings.faults):
                 name = "another-model"
             root = str(settings.model_folder)
-            return json_reply({"data": [{"id": name, "root": root, "max_model_len": settings.max_tokens}]})
+            entry = {
+                "id": name, "root": root, "max_model_len": settings.max_tokens, "owned_by": settings.engine
+            }  # fmt: skip
+            return json_reply({"data": [entry]})
         if path == "/get_model_info" and settings.engine == "sglang":
             return json_reply({"model_path": str(settings.model_folder), "is_generation": True})
-        if path == "/get_server_info" and settings.engine == "sglang":
-            return json_reply({"speculative_draft_model_path": None})
+        if path in ("/server_info", "/get_server_info") and settings.engine == "sglang":
+            return json_reply(self._drafts.information())
         if path == "/metrics" and settings.engine == "vllm":
-            return Reply(200, b"", "text/plain")
+            return Reply(200, self._drafts.metrics().encode(), "text/plain")
         return error_reply(404, "no such path")
 
     def post(self, path: str, body: dict[str, Any]) -> Reply:
         """A capture or an answer. Raises Reset where the connection is to break."""
+        if path.startswith("/v1/") and body.get("stream"):
+            return self._streamed(path, body)
         if path != {"vllm": "/v1/completions", "sglang": "/generate"}[self.settings.engine]:
             return error_reply(404, "no such path")
         name, tokens = self._asked(body)
@@ -189,6 +200,20 @@ class FakeServer:
             with self._changed:
                 if name and self._flying.pop(name, None) is not None:
                     self._earlier.append((name, tokens))
+
+    def _streamed(self, path: str, body: dict[str, Any]) -> Reply:
+        """An answer in pieces, as chat clients ask for it; of the faults, those that come before work."""
+        with self._lock:
+            self.requests += 1
+            fault = fault_of(self.settings.faults, self.requests)
+        early = self._before(fault)
+        if early is not None:
+            return early
+        tokens = self._drafts.prompt(path, body)
+        if len(tokens) + 1 > self.settings.max_tokens:
+            return error_reply(400, f"a prompt of {len(tokens)} tokens is too long")
+        pieces = self._drafts.pieces(tokens, body, self.settings.engine, self.settings.served_name)
+        return Reply(200, b"", "text/event-stream", stream=pieces)
 
     def _asked(self, body: dict[str, Any]) -> tuple[str, tuple[int, ...]]:
         """The dump's name (empty: none asked for) and the prompt."""

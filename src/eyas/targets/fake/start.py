@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from eyas.base.errors import UsageError
+from eyas.targets.fake.drafts import FakeDrafting
 from eyas.targets.fake.dumps import TinyModel
 from eyas.targets.fake.faults import parse_fault, read_schedule
 from eyas.targets.fake.server import FakeServer, FakeSettings
@@ -29,6 +30,8 @@ def start_fake(
     api_key_env: str,
     certificate: Path | None,
     key: Path | None,
+    accepts: Sequence[int] = (),
+    round_seconds: float = 0.0,
 ) -> FakeServer:
     """Load a small model and serve it in threads of this process.
 
@@ -54,6 +57,8 @@ def start_fake(
         certificate=certificate,
         key=key,
         process_dies=True,
+        drafting=FakeDrafting(max(1, *accepts), tuple(accepts)) if accepts else None,
+        round_seconds=round_seconds,
     )
     target = LocalTarget.load(model, "cpu", dtype)
     layers = tuple(aux_layers) or target.facts.default_aux_layers()

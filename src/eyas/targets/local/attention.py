@@ -61,9 +61,29 @@ def grouped_mask(
     head = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=device)
     keys = torch.arange(kv_length, device=device)[None, None, None, :]
     queries = rows.positions[:, None, :, None]
-    allowed = mask_function(batch, head, queries, keys).expand(batch_size, 1, q_length, kv_length)
+    if rows.lineage is not None:
+        keys, related = _tree_keys(rows, rows.lineage, kv_length)
+        allowed = mask_function(batch, head, queries, keys) & related
+    else:
+        allowed = mask_function(batch, head, queries, keys)
+    allowed = allowed.expand(batch_size, 1, q_length, kv_length)
     additive = torch.zeros(allowed.shape, dtype=dtype, device=device)
     return additive.masked_fill_(allowed.logical_not(), float("-inf"))
+
+
+def _tree_keys(rows: RowState, lineage: torch.Tensor, kv_length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Positions of what is stored, [B, 1, 1, kv], and what each new token descends from, [B, 1, q, kv].
+
+    Nodes are stored one behind the other; their positions are those of their depths.
+    """
+    num_new = lineage.shape[1]
+    stored = torch.arange(kv_length, device=lineage.device)[None, :]
+    place = stored - rows.starts[:, None]
+    node = place.clamp(0, num_new - 1)
+    positions = torch.where(place < 0, stored, rows.positions.gather(1, node))
+    inside = (place >= 0) & (place < num_new)
+    related = lineage.gather(2, node[:, None, :].expand(-1, num_new, -1)) & inside[:, None, :]
+    return positions[:, None, None, :], ((place < 0)[:, None, :] | related)[:, None]
 
 
 def grouped_attention(

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from eyas.targets.local.tree import Tree
+
 _BLOCK = 64
 _VIEW_MULTIPLE = 8
 """Views end at a multiple of this, as fused kernels ask of masks; what lies behind is masked."""
@@ -28,6 +30,7 @@ class RowState:
         slots: [B * q] places of the new tokens in storage flattened over rows and positions.
         view_length: positions that attention sees.
         tiled: masks repeated for groups of heads, by mask.
+        lineage: [B, q, q] which new tokens each new token sees, where they are a tree; None: all before it.
     """
 
     starts: torch.Tensor
@@ -36,6 +39,7 @@ class RowState:
     slots: torch.Tensor
     view_length: int
     tiled: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    lineage: torch.Tensor | None = None
 
 
 class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -100,6 +104,13 @@ class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.keys = self.keys.index_select(0, rows)
             self.values = self.values.index_select(0, rows)
 
+    def move(self, sources: torch.Tensor, places: torch.Tensor) -> None:
+        """Copy what lies at ``sources`` to ``places``, both flattened over rows and positions."""
+        if self.is_initialized:
+            for storage in (self.keys, self.values):
+                flat = storage.view(storage.shape[0] * storage.shape[1], -1)
+                flat.index_copy_(0, places, flat.index_select(0, sources))
+
 
 class RaggedCache(Cache):  # type: ignore[misc]
     """The cache of a decoding session: storage for all layers and the rows of the running pass.
@@ -141,6 +152,21 @@ class RaggedCache(Cache):  # type: ignore[misc]
             view_length=num_new if fresh else need,
         )
         return self.rows
+
+    def branch(self, tree: Tree) -> None:
+        """Make the new tokens of the running pass a tree instead of a line."""
+        rows = self.rows
+        rows.lineage = tree.lineage.to(self.device)
+        rows.positions = rows.starts[:, None] + tree.depths.to(self.device)
+
+    def move(self, starts: torch.Tensor, paths: torch.Tensor) -> None:
+        """Move the nodes ``paths`` ([B, n]) of a tree that begins at ``starts`` ([B]) next to each other."""
+        origin = torch.arange(self.num_rows, device=self.device)[:, None] * self.capacity
+        begin = origin + starts.to(self.device)[:, None]
+        sources = begin + paths.to(self.device)
+        places = begin + torch.arange(paths.shape[1], device=self.device)
+        for layer in self.layers:
+            layer.move(sources.flatten(), places.flatten())
 
     def keep(self, rows: torch.Tensor) -> None:
         """Keep only these rows, in this order."""

@@ -17,6 +17,7 @@ from eyas.targets.batches import plan_batches
 from eyas.targets.local.attention import NAME, active_rows
 from eyas.targets.local.cache import RaggedCache
 from eyas.targets.local.taps import tapped
+from eyas.targets.local.tree import Tree
 
 if TYPE_CHECKING:
     from eyas.targets.local.model import LocalTarget
@@ -77,6 +78,34 @@ class DecodeSession(ABC):
         return StepOutput(self._target.logits(states), states, aux)
 
     @torch.no_grad()
+    def forward_tree(
+        self, tokens: torch.Tensor, parents: torch.Tensor, *, aux_layers: Sequence[int] | None = None
+    ) -> StepOutput:
+        """Read a tree behind each row: every node sees its row and what it descends from.
+
+        Nothing of it counts until `keep_path` says which nodes do; the row's next pass has to come after.
+
+        Args:
+            tokens, parents: [B, N], as in `Tree`.
+
+        Returns:
+            Logits [B, N, V] behind every node, with states and aux states likewise.
+
+        Raises:
+            TargetError: tokens, rows and parents do not fit each other.
+        """
+        self._check(tokens, None)
+        if not bool((self.lengths > 0).all()):
+            raise TargetError("a tree grows behind a row that has tokens")
+        states, aux = self._run_tree(tokens.to(self._target.device), Tree.of(parents), aux_layers)
+        return StepOutput(self._target.logits(states), states, aux)
+
+    def keep_path(self, paths: torch.Tensor, num_nodes: torch.Tensor) -> None:
+        """Take the first ``num_nodes`` ([B]) nodes of each path ([B, n], from the root on) as new tokens."""
+        self._take_path(paths.to("cpu", torch.long), num_nodes.to("cpu", torch.long))
+        self.lengths = self.lengths + num_nodes.to("cpu", torch.long)
+
+    @torch.no_grad()
     def prefill(self, prompts: Sequence[Sequence[int]], *, budget_tokens: int = 8192) -> torch.Tensor:
         """Give empty rows their prompts; logits [B, V] behind each, whatever their lengths.
 
@@ -128,6 +157,16 @@ class DecodeSession(ABC):
         """States [B, q, H] and aux [B, q, A, H] of the new tokens."""
 
     @abstractmethod
+    def _run_tree(
+        self, tokens: torch.Tensor, tree: Tree, aux_layers: Sequence[int] | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """States [B, N, H] and aux [B, N, A, H] of a tree's nodes."""
+
+    @abstractmethod
+    def _take_path(self, paths: torch.Tensor, num_nodes: torch.Tensor) -> None:
+        """Keep the nodes of the last tree that lie on the paths."""
+
+    @abstractmethod
     def _prefill(self, ids: torch.Tensor, counts: torch.Tensor, rows: list[int]) -> torch.Tensor:
         """States [b, q, H] of prompts given to some empty rows."""
 
@@ -167,21 +206,42 @@ class RaggedSession(DecodeSession):
     def _run(
         self, tokens: torch.Tensor, counts: torch.Tensor, aux_layers: Sequence[int] | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self._tapped(tokens, None, aux_layers)
+
+    def _run_tree(
+        self, tokens: torch.Tensor, tree: Tree, aux_layers: Sequence[int] | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self._tapped(tokens, tree, aux_layers)
+
+    def _take_path(self, paths: torch.Tensor, num_nodes: torch.Tensor) -> None:
+        self._cache.move(self.lengths, paths)
+
+    def _tapped(
+        self, tokens: torch.Tensor, tree: Tree | None, aux_layers: Sequence[int] | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         starts = self.lengths.tolist()
         if aux_layers is None:
-            return self._pass(tokens, starts, None), None
+            return self._pass(tokens, starts, None, tree), None
         taken: list[torch.Tensor] = [torch.empty(0)] * len(aux_layers)
 
         def take(slot: int, residual: torch.Tensor) -> None:
             taken[slot] = residual
 
         with tapped(self._target.structure.layers, aux_layers, take):
-            states = self._pass(tokens, starts, None)
+            states = self._pass(tokens, starts, None, tree)
         return states, torch.stack(taken, dim=2)
 
-    def _pass(self, tokens: torch.Tensor, starts: list[int], row_ids: list[int] | None) -> torch.Tensor:
+    def _pass(
+        self,
+        tokens: torch.Tensor,
+        starts: list[int],
+        row_ids: list[int] | None,
+        tree: Tree | None = None,
+    ) -> torch.Tensor:
         structure = self._target.structure
         rows = self._cache.begin(starts, tokens.shape[1], row_ids)
+        if tree is not None:
+            self._cache.branch(tree)
         token = active_rows.set(rows)
         try:
             arguments: dict[str, Any] = {"use_cache": True, "position_ids": rows.positions}
@@ -199,6 +259,7 @@ class RecomputeSession(DecodeSession):
     def __init__(self, target: LocalTarget, batch_size: int) -> None:
         super().__init__(target, batch_size)
         self._tokens: list[list[int]] = [[] for _ in range(batch_size)]
+        self._nodes: list[list[int]] = []
 
     def rollback(self, lengths: torch.Tensor) -> None:
         super().rollback(lengths)
@@ -229,6 +290,34 @@ class RecomputeSession(DecodeSession):
         with tapped(self._target.structure.layers, aux_layers or (), take):
             states = _gather(self._target.states(ids), places)
         return states, torch.stack(taken, dim=2) if aux_layers is not None else None
+
+    def _run_tree(
+        self, tokens: torch.Tensor, tree: Tree, aux_layers: Sequence[int] | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Each way to a leaf is a row of its own; a node is read where it first comes up."""
+        self._nodes = tokens.tolist()
+        ways: list[list[int]] = []
+        found = torch.zeros((*tokens.shape, 2), dtype=torch.long)
+        for row, before in enumerate(self._tokens):
+            for leaf in reversed(tree.leaves(row)):
+                path = tree.path(row, leaf)
+                for step, node in enumerate(path):
+                    found[row, node] = torch.tensor([len(ways), len(before) + step])
+                ways.append(before + [self._nodes[row][node] for node in path])
+        ids = self._target.padded(ways)
+        way, place = found.to(ids.device).unbind(-1)
+        taken: list[torch.Tensor] = [torch.empty(0)] * len(aux_layers or ())
+
+        def take(slot: int, residual: torch.Tensor) -> None:
+            taken[slot] = residual[way, place]
+
+        with tapped(self._target.structure.layers, aux_layers or (), take):
+            states = self._target.states(ids)[way, place]
+        return states, torch.stack(taken, dim=2) if aux_layers is not None else None
+
+    def _take_path(self, paths: torch.Tensor, num_nodes: torch.Tensor) -> None:
+        for row, (path, count) in enumerate(zip(paths.tolist(), num_nodes.tolist(), strict=True)):
+            self._tokens[row] = self._tokens[row] + [self._nodes[row][node] for node in path[:count]]
 
 
 def ragged_fault(target: LocalTarget) -> str | None:

@@ -40,6 +40,16 @@ class Speculation:
         """Share accepted at each position among all rounds."""
         return tuple(count / self.rounds for count in self.accepted_at)
 
+    def __add__(self, other: Speculation) -> Speculation:
+        """Both together; positions that one of them does not have count nothing there."""
+        length = max(len(self.accepted_at), len(other.accepted_at))
+        one, two = (at + (0,) * (length - len(at)) for at in (self.accepted_at, other.accepted_at))
+        return Speculation(
+            self.rounds + other.rounds,
+            self.accepted + other.accepted,
+            tuple(a + b for a, b in zip(one, two, strict=True)),
+        )
+
     def since(self, earlier: Speculation) -> Speculation:
         """What came after an earlier reading of the same server."""
         before = earlier.accepted_at + (0,) * (len(self.accepted_at) - len(earlier.accepted_at))

@@ -1,0 +1,153 @@
+"""Acceptance length by prediction, by the local engine and by a real server, side by side for several K."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+NAME = "agreement"
+LIMIT = 0.03
+"""Largest share by which any of them may differ from the local engine."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--project", type=Path, required=True, help="a project that is trained and exported")
+    parser.add_argument("--set", action="append", default=[], help="override a value of its eyas.toml")
+    parser.add_argument("--drafts", default="1,3,5", help="lengths of the chain")
+    parser.add_argument("--prompts", type=int, default=200, help="most held-out prompts, first turns")
+    parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--no-server", action="store_true", help="leave the real server out")
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Answer held-out prompts in the three ways; the value is the largest difference, as a share."""
+    from eyas.stages.project import Project
+
+    chains = [int(word) for word in arguments.drafts.split(",")]
+    overrides = (*arguments.set, f"evaluate.max_new_tokens={arguments.max_new_tokens}")
+    project = Project.open(arguments.project, overrides)
+    prompts, ends, rows = _in_this_process(project, chains, arguments)
+    for chain in () if arguments.no_server else chains:
+        one = Project.open(arguments.project, (*overrides, f"evaluate.num_drafts={chain}"))
+        rows[chain]["served"] = _served(one, prompts, ends, arguments.max_new_tokens)
+        print(f"chain of {chain}: {rows[chain]}", file=sys.stderr)
+    worst = max(
+        abs(value / row["local"] - 1)
+        for row in rows.values()
+        for name, value in row.items()
+        if name != "local"
+    )
+    return {
+        "name": NAME,
+        "value": round(worst, 4),
+        "unit": "largest difference, as a share of the local engine's",
+        "baseline": LIMIT,
+        "ratio": round(worst / LIMIT, 4),
+        "details": {
+            "baseline_is": "the largest difference that is allowed",
+            "within_limit": worst <= LIMIT,
+            "prompts": len(prompts),
+            "chains": {str(k): {n: round(v, 4) for n, v in row.items()} for k, row in rows.items()},
+        },
+    }
+
+
+def _in_this_process(
+    project: Any, chains: list[int], arguments: argparse.Namespace
+) -> tuple[list[list[int]], tuple[int, ...], dict[int, dict[str, float]]]:
+    """Prompts, end tokens, and acceptance lengths by prediction and by decoding."""
+    import numpy as np
+    import torch
+
+    from eyas.base.stop import StopFlag
+    from eyas.drafter.acceptance import AcceptanceCounts
+    from eyas.drafter.batch import TrainingSample
+    from eyas.drafter.prediction import predict, walk_counts
+    from eyas.drafter.rows import last_state_rows
+    from eyas.drafter.speculate import DecodeSettings, Drafting, decode
+    from eyas.stages.chat_tools import load_renderer
+    from eyas.stages.evaluate.prompts import held_out_conversations
+    from eyas.stages.trained import load_trained
+    from eyas.targets.local.model import LocalTarget
+    from eyas.targets.parts import load_parts
+
+    trained, renderer = load_trained(project), load_renderer(project)
+    held_out = held_out_conversations(project, renderer)
+    chosen = held_out[:: max(1, len(held_out) // arguments.prompts)][: arguments.prompts]
+    prompts = [prompt for one in chosen if (prompt := one.next_prompt()) is not None]
+    target = LocalTarget.load(project.resolved.model, "cpu", "float32")
+    embedding = load_parts(project.resolved.model, torch.device("cpu"), target.dtype).embedding
+    drafter = trained.drafter(embedding, target.dtype)
+    ids, layers = torch.from_numpy(trained.vocabulary.target_ids), project.resolved.aux_layers
+    settings = DecodeSettings(arguments.max_new_tokens, frozenset(renderer.end_tokens))
+
+    def answers(chain: int) -> list[Any]:
+        way = Drafting(drafter, ids, layers, chain) if chain else None
+        groups = [prompts[start : start + 8] for start in range(0, len(prompts), 8)]
+        return [a for group in groups for a in decode(target.session(len(group)), group, settings, way)]
+
+    samples = {}
+    for number, (prompt, answer) in enumerate(zip(prompts, answers(0), strict=True)):
+        tokens = [*prompt, *answer.tokens]
+        (states,) = target.capture([tokens], list(layers))
+        spans = ((len(prompt), len(tokens)),)
+        rows = last_state_rows(spans, len(tokens))
+        name = f"{number:06d}"
+        last = states.last[torch.from_numpy(rows)]
+        samples[name] = TrainingSample(name, np.array(tokens), spans, states.aux, last, rows)
+    counts = walk_counts(
+        drafter,
+        trained.vocabulary,
+        _Held(samples),
+        max_drafts=max(chains),
+        batch_tokens=2048,
+        stop=StopFlag(),
+    )
+    predicted = predict(counts, {name: name for name in counts})
+    found = {}
+    for chain in chains:
+        total = AcceptanceCounts.total((answer.counts for answer in answers(chain)), chain)
+        found[chain] = {
+            "predicted": predicted[chain - 1].acceptance_length,
+            "local": total.acceptance_length,
+        }
+        print(f"chain of {chain}: {found[chain]}", file=sys.stderr)
+    return prompts, tuple(sorted(renderer.end_tokens)), found
+
+
+class _Held:
+    """Samples in memory."""
+
+    def __init__(self, samples: dict[str, Any]) -> None:
+        self._samples = samples
+
+    def lengths(self) -> dict[str, int]:
+        return {name: len(sample.tokens) for name, sample in self._samples.items()}
+
+    def load(self, ids: Any) -> list[Any]:
+        return [self._samples[name] for name in ids]
+
+
+def _served(project: Any, prompts: list[list[int]], ends: tuple[int, ...], limit: int) -> float:
+    """Acceptance length by the counts of a server that is started for it."""
+    from benchmarks.serving.acceptance import served_answers
+
+    from eyas.targets.serving.manager import Servers
+    from eyas.targets.serving.speculation import read_speculation
+
+    layout, config = project.layout, project.config
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr)
+
+    drafter = layout.exports / config.export.name
+    opened = Servers.open(
+        config, layout.root, "draft", log_folder=layout.root / "logs", drafter=drafter, say=say
+    )
+    with opened as servers:
+        server = servers.servers[0]
+        before = read_speculation(server.address)
+        served_answers(server, prompts, ends, limit)
+        return read_speculation(server.address).since(before).acceptance_length

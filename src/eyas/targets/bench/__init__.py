@@ -1,0 +1,1 @@
+"""Measuring a running server: speed, acceptance by its own counts, and its texts beside plain serving."""
