@@ -21,6 +21,7 @@ from eyas.report.training_status import TrainingStatus, training_status
 from eyas.stages.project import Project
 from eyas.stages.protocol import StageView
 from eyas.store.ledger import Ledger
+from eyas.store.todos import OPEN_STATUSES, read_phases
 
 BROKEN = (EyasError, OSError, ValueError, TypeError, KeyError, AttributeError, LookupError)
 """What a half-broken folder may make a reader raise; it becomes a line of ``problems``."""
@@ -195,8 +196,8 @@ def _disk(project: Project, used: int, problems: list[str], *, finished: bool) -
 def _from_ledger(project: Project, limit: int = 20) -> tuple[tuple[Failure, ...], tuple[str, ...]]:
     with contextlib.suppress(*BROKEN), Ledger.open_read_only(project.layout.ledger) as ledger:
         failed = tuple(Failure(*row) for row in ledger.failed_samples()[:limit])
-        still_open = ("pending", "in_progress", "blocked")
-        return failed, tuple(todo.content for todo in ledger.todos() if todo.status in still_open)
+        todos = [todo for phase in read_phases(ledger) if phase.is_open for todo in phase.todos]
+        return failed, tuple(todo.content for todo in todos if todo.status in OPEN_STATUSES)
     return (), ()
 
 

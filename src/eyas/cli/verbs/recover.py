@@ -124,7 +124,7 @@ def summary(result: Recovery, scene: Scene) -> list[str]:
     return [
         "",
         f"recovery  {len(completed)} of {len(result.todos)} todos completed; "
-        f"{counted(aside, 'thing')} in set-aside/, nothing deleted",
+        f"{counted(aside, 'thing') if aside else 'nothing'} in set-aside/, nothing deleted",
         f"store     {format_count(extract.done)} of {total} samples; {hashed.says}",
         f"machine   {format_bytes(view.free_bytes)} free; {gpus.says}",
         f"run       {run}",
