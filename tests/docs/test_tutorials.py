@@ -14,6 +14,7 @@ from tests.docs.pages import run_page
 from tests.projects import tiny_target
 
 REPOSITORY = Path(__file__).parents[2]
+FAKE = REPOSITORY / "tests" / "fake_engine.py"
 TUTORIALS = REPOSITORY / "docs" / "tutorials"
 
 Run = Callable[[str, dict[str, str]], int]
@@ -57,7 +58,7 @@ def test_a_drafter_on_a_laptop(run: Run, target: Path) -> None:
 @pytest.mark.timeout(300)
 def test_one_gpu_box(run: Run, target: Path, tmp_path: Path) -> None:
     engine = tmp_path / "engine"  # is called as python -m MODULE ARGUMENTS
-    engine.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} -m tests.fake_engine "$@"\n')
+    engine.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {FAKE} "$@"\n')
     engine.chmod(0o755)
     small = {
         "/models/Llama-3.1-8B-Instruct": str(target),

@@ -181,7 +181,9 @@ def _of_findings(diagnosis: Diagnosis) -> list[Step]:
             steps.append(_step(f"file:{finding.subject}", "files", text, RestoreFile(finding), one))
         elif code in _PATCHES:
             priority = "low" if code == "patch-left" else "high"
-            steps.append(_step(finding.key, "patch", finding.what, SetPatch(finding), one, priority))
+            verb = "Restore" if code == "patch-left" else "Apply"
+            text = f"{verb} the edit {finding.subject}: {finding.what}"
+            steps.append(_step(finding.key, "patch", text, SetPatch(finding), one, priority))
         elif code in _SERVERS:
             grouped.setdefault("servers", []).append(finding)
         elif code == "dumps-stale":
@@ -193,7 +195,16 @@ def _of_findings(diagnosis: Diagnosis) -> list[Step]:
         elif code in _OUTPUTS:
             grouped.setdefault("outputs", []).append(finding)
         elif code == "statistics-damaged":
-            steps.append(_step("statistics", "outputs", finding.what, MendStatistics(one), one, "medium"))
+            steps.append(
+                _step(
+                    "statistics",
+                    "outputs",
+                    f"Write the statistics anew: {finding.what}",
+                    MendStatistics(one),
+                    one,
+                    "medium",
+                )
+            )
     for name, found in grouped.items():
         steps.append(_grouped(name, tuple(found), diagnosis))
     return steps

@@ -15,6 +15,7 @@ from eyas.pipeline.lock import Holder, current_holder
 from eyas.pipeline.order import STAGES
 from eyas.report.forecast import forecast
 from eyas.report.now import LastAttempt, Message, Running, last_attempt, messages, running
+from eyas.report.server_status import ServerStatus, server_status
 from eyas.report.sizes import folder_sizes
 from eyas.report.stage_status import StageStatus, stage_status
 from eyas.report.training_status import TrainingStatus, training_status
@@ -82,6 +83,7 @@ class ProjectStatus:
     num_attempts: int
     messages: tuple[Message, ...]
     training: TrainingStatus | None
+    servers: tuple[ServerStatus, ...]
     disk: Disk
     project_bytes: int
     free_bytes: int
@@ -117,6 +119,7 @@ def project_status(project: Project, suffix: str = "") -> ProjectStatus:
     set_aside = next((int(str(v.detail.get("set_aside", 0))) for v in views if v.name == "extract"), 0)
     moved = _moved(project)
     failures, todos = _from_ledger(project)
+    servers = _servers(project, problems)
     return ProjectStatus(
         project=str(layout.root),
         target=project.config.target.model,
@@ -128,6 +131,7 @@ def project_status(project: Project, suffix: str = "") -> ProjectStatus:
         num_attempts=len(folders),
         messages=messages(events),
         training=training_status(project),
+        servers=servers,
         disk=disk,
         project_bytes=disk.used_bytes,
         free_bytes=disk.free_bytes,
@@ -199,6 +203,14 @@ def _from_ledger(project: Project, limit: int = 20) -> tuple[tuple[Failure, ...]
         todos = [todo for phase in read_phases(ledger) if phase.is_open for todo in phase.todos]
         return failed, tuple(todo.content for todo in todos if todo.status in OPEN_STATUSES)
     return (), ()
+
+
+def _servers(project: Project, problems: list[str]) -> tuple[ServerStatus, ...]:
+    try:
+        return server_status(project)
+    except BROKEN as error:
+        problems.append(f"servers: {_first_line(error)}")
+        return ()
 
 
 def _moved(project: Project) -> list[SetAside]:
