@@ -5,9 +5,11 @@ Run it after a change (`make docs`); a test compares the file with what this giv
 
 from __future__ import annotations
 
+import ast
 import inspect
 import io
 import json
+import sys
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -16,8 +18,11 @@ from rich.console import Console
 from eyas.base import errors
 from eyas.cli.main import VERB_NAMES, build_app
 from eyas.cli.verbs.config import documented_keys
+from eyas.recovery.doctor import CHECKS
 from eyas.report.status import ProjectStatus
+from eyas.targets.server.faults import FAULTS
 
+SOURCE = Path(__file__).parents[1] / "src" / "eyas"
 REFERENCE = Path(__file__).with_name("reference.md")
 STATUS_SCHEMA = Path(__file__).with_name("status.schema.json")
 _EXIT_CODES = (
@@ -48,7 +53,14 @@ def reference() -> str:
     parts.append(
         "\n## Errors\n\n`--json` prints the code as `error`.\n\n| code | exit | meaning |\n|---|---|---|"
     )
-    parts += [f"| {name} | {code} | {meaning} |" for name, code, meaning in error_codes()]
+    parts += [f"| {name} | {code} | {_cell(meaning)} |" for name, code, meaning in error_codes()]
+    parts.append(
+        "\n## Faults of servers\n\nAs the ledger, `eyas status` and the numbers of a stage count them.\n"
+    )
+    parts.append("| code | in doubt | meaning |\n|---|---|---|")
+    parts += [f"| {code} | {scope} | {meaning} |" for code, (scope, meaning) in sorted(FAULTS.items())]
+    parts.append("\n## Checks of doctor\n\nIn the order of its lines.\n\n| check | what it asks |\n|---|---|")
+    parts += [f"| {name} | {_cell(question)} |" for name, question in doctor_checks()]
     return "\n".join(parts) + "\n"
 
 
@@ -61,13 +73,29 @@ def help_text(verb: str) -> str:
 
 
 def error_codes() -> list[tuple[str, str, str]]:
-    """Name, exit code and first sentence of every error."""
+    """Name, exit code and first sentence of every error; those of single modules after the general ones."""
     rows = []
     for name, value in vars(errors).items():
         if inspect.isclass(value) and issubclass(value, errors.EyasError) and value is not errors.EyasError:
             code = "130, 143" if value is errors.Stopped else str(value.exit_code)
-            rows.append((name, code, (value.__doc__ or "").strip().splitlines()[0]))
+            rows.append((name, code, _first_line(value.__doc__)))
+    known = {name: code for name, code, _ in rows}
+    for path in sorted(SOURCE.rglob("*.py")):  # read, not imported: some of them need torch
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and node.name not in known:
+                bases = [base.id for base in node.bases if isinstance(base, ast.Name) and base.id in known]
+                rows += [(node.name, known[base], _first_line(ast.get_docstring(node))) for base in bases[:1]]
     return rows
+
+
+def doctor_checks() -> list[tuple[str, str]]:
+    """Each check and the question that its module asks."""
+    looks = ((check.name, getattr(check.look, "func", check.look)) for check in CHECKS)
+    return [(name, _first_line(sys.modules[look.__module__].__doc__)) for name, look in looks]
+
+
+def _first_line(text: str | None) -> str:
+    return (text or "").strip().splitlines()[0]
 
 
 def _cell(text: str) -> str:

@@ -1,5 +1,5 @@
-/* A libnvidia-ml.so.1 with the GPUs that FAKE_GPUS names: "80000:75800:4242" is total MB, used MB, pid, and
-   ";" goes to the next GPU. FAKE_GPUS_ERROR makes every call after the start fail. */
+/* A libnvidia-ml.so.1 with the GPUs that FAKE_GPUS names: "80000:75800:4242:87" is total MB, used MB, pid,
+   percent busy (0 when left out), and ";" goes to the next GPU. FAKE_GPUS_ERROR makes every call after the start fail. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,14 +9,15 @@ typedef struct { unsigned int gpu, memory; } Utilization;
 typedef struct {
     unsigned int pid; unsigned long long used; unsigned int gpu_instance, compute_instance;
 } Process;
-typedef struct { unsigned long long total, used; unsigned int pid; } Gpu;
+typedef struct { unsigned long long total, used; unsigned int pid, busy; } Gpu;
 
 static int read_gpus(Gpu *gpus) {
     const char *text = getenv("FAKE_GPUS");
     int count = 0;
     while (text && *text && count < 16) {
-        gpus[count].pid = 0;
-        sscanf(text, "%llu:%llu:%u", &gpus[count].total, &gpus[count].used, &gpus[count].pid);
+        gpus[count].pid = gpus[count].busy = 0;
+        sscanf(text, "%llu:%llu:%u:%u", &gpus[count].total, &gpus[count].used, &gpus[count].pid,
+               &gpus[count].busy);
         count++;
         text = strchr(text, ';');
         if (text) text++;
@@ -38,7 +39,7 @@ int nvmlDeviceGetMemoryInfo(void *d, Memory *m) {
     m->total = g.total * 1000000; m->used = g.used * 1000000; m->free = m->total - m->used;
     return 0;
 }
-int nvmlDeviceGetUtilizationRates(void *d, Utilization *u) { (void)d; u->gpu = 0; u->memory = 0; return 0; }
+int nvmlDeviceGetUtilizationRates(void *d, Utilization *u) { u->gpu = one(d).busy; u->memory = 0; return failing(); }
 int nvmlDeviceGetComputeRunningProcesses_v3(void *d, unsigned int *count, Process *list) {
     Gpu g = one(d);
     unsigned int found = g.pid ? 1 : 0, room = *count;

@@ -69,6 +69,36 @@ def test_a_driver_that_fails_is_an_error_and_none_is_none(driver: Path, tmp_path
     assert ask(None) is None
 
 
+METER = """
+from eyas.cli.progress import LineProgress
+lines = LineProgress("extract")
+lines.start("capture", total=10, unit="samples")
+lines.advance(10)
+"""
+
+
+def shown(folder: Path | None, **environment: str) -> str:
+    """The last line of progress in a process whose driver is the library."""
+    path = {"LD_LIBRARY_PATH": str(folder)} if folder is not None else {}
+    words, env = [sys.executable, "-c", METER], {**os.environ, **path, **environment}
+    said = subprocess.run(words, env=env, capture_output=True, text=True, check=True).stderr
+    return said.splitlines()[-1]
+
+
+def test_progress_says_how_busy_the_gpus_are(driver: Path) -> None:
+    one = shown(driver, FAKE_GPUS="80000:42100:4242:87")
+    assert one.endswith(", GPU 87% 42.1 GB of 80.0 GB")
+    two = shown(driver, FAKE_GPUS="80000:60000:4242:90;80000:20000:0:41")
+    assert two.endswith(", GPU 66% 80.0 GB of 160.0 GB")  # the mean of 90 and 41 is 65.5
+
+
+def test_progress_says_nothing_of_gpus_that_are_not_there_or_silent(driver: Path) -> None:
+    assert "GPU" not in shown(driver, FAKE_GPUS="")
+    assert "GPU" not in shown(driver, FAKE_GPUS="80000:1:0", FAKE_GPUS_ERROR="1")
+    if not shutil.which("nvidia-smi"):
+        assert "GPU" not in shown(None)
+
+
 def test_nvidia_smi_of_another_machine() -> None:
     host = FakeHost()
     out = {

@@ -44,6 +44,41 @@ def test_the_list_closes_itself_across_attempts(tmp_path: Path) -> None:
     assert started[0] == "train"  # nothing that scans stands between
 
 
+def test_a_kill_before_the_closing_steps_leaves_none_of_them_out(tmp_path: Path) -> None:
+    root = make_project(tmp_path / "p", tiny_target(tmp_path / "model"), count=4)
+    assert eyas("prepare", "--project", root).code == 0
+    for number in (7, 8):  # the first is cut off with everything captured
+        with Ledger.open(root / "state" / "ledger.db") as ledger:
+            attempt = Attempt(root / "logs", number, "run")
+            handover = Handover(Project.open(root), ledger, attempt, "run", OneGpu())
+            if number == 7:
+                handover.began("extract")
+            else:
+                handover.began("train")
+            attempt.close()
+    (phase,) = phases(root)
+    assert not phase.is_open
+    assert [todo.status for todo in phase.todos] == ["completed"] * 6
+    assert {todo.id.partition("/")[2]: todo for todo in phase.todos}["gpus"].evidence == "used: GPU 0 1.0 GB"
+
+
+def test_a_drafter_that_is_trained_waits_for_no_extraction(tmp_path: Path) -> None:
+    root = make_project(tmp_path / "p", tiny_target(tmp_path / "model"), count=4)
+    assert eyas("prepare", "--project", root).code == 0
+    with Ledger.open(root / "state" / "ledger.db") as ledger:
+        attempt = Attempt(root / "logs", 5, "run")
+        handover = Handover(Project.open(root), ledger, attempt, "run", OneGpu())
+        handover.found_done("train")  # no extraction is open: nothing to say
+        assert phases(root) == []
+        handover.began("extract")
+        handover.ended("extract", {})
+        handover.found_done("train")
+        attempt.close()
+    (phase,) = phases(root)
+    assert (phase.is_open, phase.outcome) == (False, "the drafter was trained before")
+    assert [todo.status for todo in phase.todos] == ["completed"] * 6
+
+
 class OneGpu:
     def read(self) -> list[Gpu]:
         return [Gpu(0, "fake", 80 * 10**9, 10**9, 0, ())]

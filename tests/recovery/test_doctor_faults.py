@@ -115,6 +115,17 @@ def segment_content_flipped(world: World) -> None:
     world.options["deep"] = True
 
 
+@fault("store-changed")
+def segment_changed_by_somebody(world: World) -> None:
+    world.segment().write_bytes(world.segment().read_bytes())
+
+
+@fault("segment-found-damaged")
+def segment_found_damaged_by_an_earlier_look(world: World) -> None:
+    flip(world.segment())
+    assert "segment-damaged" in {f.code for f in diagnose(scene_of(world.root, deep=True)).findings}
+
+
 @fault("segment-missing")
 def segment_gone(world: World) -> None:
     world.segment().unlink()

@@ -13,11 +13,14 @@ import shutil
 import signal
 import sqlite3
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from eyas.recovery.bench import Bench
@@ -26,13 +29,18 @@ from eyas.recovery.executor import recover
 from eyas.recovery.scene import Scene
 from eyas.stages.project import Project
 from eyas.store.ledger import Ledger
+from eyas.store.reader import StoreReader
 from eyas.store.todos import read_phases
-from tests.cli.command import eyas_process
+from eyas.targets.serving.records import ServerBook
+from tests.cli.command import eyas, eyas_process
 from tests.faults.small import command, mounted, remount, tmpfs
-from tests.projects import outcome
+from tests.projects import measured, outcome
 from tests.recovery.conftest import make_at
 from tests.recovery.incident import UNIT, GpusOf, alive, rogue, wait_until_idle
 from tests.recovery.machine import FakeHost
+from tests.targets.serving.test_patches import AFTER, BEFORE, DIFF, make_engine, sha256
+
+ENGINE = Path(__file__).parents[1] / "fake_engine.py"
 
 SYSTEMCTL = """#!/bin/sh
 # a systemctl with one unit; its stop never comes back
@@ -86,6 +94,9 @@ def until_full_and_killed(root: Path, below: Path) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(run.pid, signal.SIGKILL)
         run.communicate()
+        for server in ServerBook(root / "state" / "servers.json").read():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(server.process.pid, signal.SIGKILL)
     print(f"storage ran full {room} KiB after the start, {stored_segments(root)} segments by the ledger")
 
 
@@ -104,19 +115,26 @@ def damage(root: Path) -> None:
     connection.close()
 
 
-@pytest.mark.timeout(900)
-def test_one_command_brings_the_incident_back(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if os.getuid() != 0:
-        pytest.skip("mounts need root")
-    expected: dict[str, Any] = outcome(finished / "p")
-    root = make_at(tmp_path / "world", finished / "model")
+@dataclass
+class Morning:
+    """What is found: the machine with its rogue server (process ``pid``), and the state of its unit."""
+
+    root: Path
+    host: FakeHost
+    pid: int
+    unit: Path
+
+    def scene(self, *, deep: bool = False) -> Scene:
+        return Scene(Project.open(self.root), self.host, GpusOf(self.pid), deep=deep)
+
+
+@contextlib.contextmanager
+def the_morning_after(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Morning]:
+    """Run until the storage is full, kill everything, move the disk, damage, wipe, take the GPUs."""
     config = (root / "eyas.toml").read_text()
     config = config.replace("[disk]\n", "[disk]\nlook_again_seconds = 0.2\n").replace('"1MB"', '"10kB"')
     (root / "eyas.toml").write_text(config.replace('"2MB"', '"20kB"'))
-    store = root / "store"
-    copied = tmp_path / "copied"
+    store, copied = root / "store", tmp_path / "copied"
     with tmpfs(tmp_path / "below", "size=64m") as below, ext4(store, below / "old.img", "24M"):
         until_full_and_killed(root, below)
         remount(below, "size=64m")  # the storage gets room again, and the disk is moved
@@ -135,22 +153,114 @@ def test_one_command_brings_the_incident_back(
             host = FakeHost()
             host.commands.clear()  # systemctl is the script on PATH, disks are the real ones
             host.files = {f"/proc/{pid}/cgroup": f"0::/system.slice/{UNIT}\n"}
-            scene = Scene(Project.open(root), host, GpusOf(pid))
-            codes = {finding.code for finding in diagnose(scene).findings}
-            print("found", sorted(codes))
-            # how the run ended is by chance: killed while it waited, or by the disk's own error
-            assert codes >= {
-                "service-holds-gpus", "segment-damaged", "samples-missing", "file-missing",
-                "store-moved", "store-unhashed",
-            }  # fmt: skip
-            result = recover(Bench(scene.again(), may_stop_services=True, say=print))
-            assert not alive(pid)
-        wait_until_idle(root, 600)
-        assert [f"{todo.id}: {todo.evidence}" for todo in result.left] == []
+            yield Morning(root, host, pid, state)
+
+
+FOUND = {
+    "service-holds-gpus", "segment-damaged", "samples-missing", "file-missing", "store-moved",
+    "store-unhashed",
+}  # fmt: skip
+
+
+def require_recovered(morning: Morning) -> dict[str, str]:
+    """One command brings it back; returns its todos' evidence by key."""
+    codes = {finding.code for finding in diagnose(morning.scene()).findings}
+    print("found", sorted(codes))
+    # how the run ended is by chance: killed while it waited, or by the disk's own error
+    assert codes >= FOUND
+    result = recover(Bench(morning.scene(), may_stop_services=True, say=print))
+    assert not alive(morning.pid)
+    wait_until_idle(morning.root, 600)
+    assert [f"{todo.id}: {todo.evidence}" for todo in result.left] == []
+    with Ledger.open_read_only(morning.root / "state" / "ledger.db") as ledger:
+        todos = next(p for p in read_phases(ledger) if p.name == "recovery").todos
+    assert all(todo.status == "completed" and todo.evidence for todo in todos)
+    assert morning.unit.read_text() == "inactive masked\n"
+    after = diagnose(morning.scene(deep=True))
+    assert {f.code for f in after.findings} <= {"on-wiped-filesystem"}, [f.what for f in after.findings]
+    return {todo.id.partition("/")[2]: todo.evidence for todo in todos}
+
+
+@pytest.mark.timeout(900)
+def test_one_command_brings_the_incident_back(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.getuid() != 0:
+        pytest.skip("mounts need root")
+    expected: dict[str, Any] = outcome(finished / "p")
+    root = make_at(tmp_path / "world", finished / "model")
+    with the_morning_after(root, tmp_path, monkeypatch) as morning:
+        require_recovered(morning)
         assert outcome(root) == expected
-        with Ledger.open_read_only(root / "state" / "ledger.db") as ledger:
-            todos = next(p for p in read_phases(ledger) if p.name == "recovery").todos
-        assert all(todo.status == "completed" and todo.evidence for todo in todos)
-        assert state.read_text() == "inactive masked\n"
-        after = diagnose(Scene(Project.open(root), host, GpusOf(pid), deep=True))
-        assert {f.code for f in after.findings} <= {"on-wiped-filesystem"}, [f.what for f in after.findings]
+
+
+SERVED = """[serve]
+command = ["{python}", "{engine}"]
+python = "{python}"
+dump_dir = "{dumps}"
+[[serve.patches]]
+name = "hooks"
+package = "made_up_engine"
+file = "hooks.py"
+diff = "hooks.diff"
+sha256_before = "{before}"
+sha256_after = "{after}"
+[recovery]
+"""
+
+
+@pytest.mark.timeout(900)
+def test_it_brings_a_run_through_servers_back(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same with a server that eyas started, killed with the run; its dumps left, its source edited."""
+    if os.getuid() != 0:
+        pytest.skip("mounts need root")
+    root, dumps = make_at(tmp_path / "world", finished / "model"), tmp_path / "memory"
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'site'}:{os.environ.get('PYTHONPATH', '')}")
+    hooks = make_engine(tmp_path / "site")
+    (root / "hooks.diff").write_text(DIFF)
+    served = SERVED.format(
+        python=sys.executable, engine=ENGINE, dumps=dumps, before=sha256(BEFORE), after=sha256(AFTER)
+    )
+    config = (root / "eyas.toml").read_text().replace("[recovery]\n", served)
+    (root / "eyas.toml").write_text(config.replace("[target]\n", '[target]\nkind = "vllm"\n'))
+    assert eyas("serve", "patch", "apply", "--project", root).code == 0
+    with the_morning_after(root, tmp_path, monkeypatch) as morning:
+        (server,) = ServerBook(root / "state" / "servers.json").read()
+        assert (server.mode, server.process.alive) == ("capture", False)
+        assert server.dump_dir is not None
+        (Path(server.dump_dir) / "never-taken.dump").write_bytes(b"states" * 100)
+        codes = {finding.code for finding in diagnose(morning.scene()).findings}
+        assert codes >= {"server-ended", "dumps-stale"}
+        assert not {code for code in codes if code.startswith("patch")}  # the edit survived, as it has to
+        evidence = require_recovered(morning)
+        assert "proven by a real request" in evidence["canary"] or "canary" in evidence["canary"]
+        assert "stored samples come out the same" in evidence["continuity"]
+        assert not Path(server.dump_dir).exists()
+        aside = [path.name for path in (root / "set-aside").rglob("never-taken.dump")]
+        assert aside == ["never-taken.dump"]
+        assert ServerBook(root / "state" / "servers.json").read() == []
+        assert hooks.read_text() == BEFORE  # restored when nothing was left to capture
+        assert largest_difference(root, finished / "p") < 1e-4
+        assert measured(root)["lossless"] == measured(finished / "p")["lossless"]
+
+
+def largest_difference(root: Path, other: Path) -> float:
+    """Between the states of two stores, relative to their norm; both have to hold the same samples."""
+    found = []
+    with (
+        Ledger.open_read_only(root / "state" / "ledger.db") as one,
+        Ledger.open_read_only(other / "state" / "ledger.db") as two,
+    ):
+        ours, theirs = (
+            StoreReader(root / "store" / "segments", one),
+            StoreReader(other / "store" / "segments", two),
+        )
+        assert sorted(ours.ids()) == sorted(theirs.ids())
+        for id_ in ours.ids():
+            mine, other_one = ours.sample(id_, check=True), theirs.sample(id_, check=True)
+            for left, right in ((mine.aux, other_one.aux), (mine.last, other_one.last)):
+                a, b = left.array.astype(np.float64), right.array.astype(np.float64)
+                found.append(float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-12)))
+    return max(found)

@@ -19,6 +19,7 @@ from eyas.pipeline.lock import current_holder
 from eyas.pipeline.order import STAGES
 from eyas.pipeline.run import PlannedStep, RunResult, plan, run
 from eyas.report.forecast import Forecast, forecast, forecast_lines
+from eyas.report.status import project_status
 from eyas.stages.project import Project
 from eyas.stages.protocol import Stage
 from eyas.stages.train.outer import OuterPlace
@@ -44,7 +45,9 @@ def execute(
     if place is not None and not place.first:
         return _follow(project, place, stages, dry_run)
     if dry_run:
-        _print_plan(plan(project, stages, redo), forecast(project), common)
+        steps = plan(project, stages, redo)
+        found = None if all(step.action == "skip" for step in steps) else forecast(project)
+        _print_plan(steps, found, common)
         return 0
     if detach:
         return _detach(project, verb, common)
@@ -129,10 +132,12 @@ def _print_result(result: RunResult, common: Common, seconds: float, project: Pr
         note(f"{result.num_set_aside} samples are set aside; eyas status names them")
         next_command(f"eyas extract --retry-failed{common.suffix}")
     else:
-        next_command(f"eyas run{common.suffix}" if left else None)
+        next_command(project_status(project, common.suffix).next_command)
 
 
 def _cell(value: object) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{key} {_cell(count)}" for key, count in value.items())
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

@@ -15,8 +15,12 @@ def at_project(text: str, project: str | None, verbs: Iterable[str]) -> str:
         project: what ``--project`` was on the command line.
         verbs: the verbs that take it.
     """
-    if project is None or "--project" in text:
+    return text if project is None else placed(text, f" --project {shlex.quote(project)}", verbs)
+
+
+def placed(text: str, suffix: str, verbs: Iterable[str]) -> str:
+    """The same text, its commands with ``suffix``: what they need to find the project from here."""
+    if not suffix or "--project" in text:
         return text
     known = "|".join(sorted(map(re.escape, verbs), key=len, reverse=True))
-    option = f" --project {shlex.quote(project)}"
-    return re.sub(rf"\beyas (?:{known})(?![\w-])", lambda found: found.group() + option, text)
+    return re.sub(rf"\beyas (?:{known})(?![\w-])", lambda found: found.group() + suffix, text)

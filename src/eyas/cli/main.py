@@ -87,7 +87,8 @@ _DEEPER = {"patch": "Edits of the engine's source: applied, verified by hash, re
 VERB_NAMES = (*_VERBS, *(f"{group} {name}" for group, (_, verbs) in _GROUPS.items() for name in verbs))
 """Everything that can be called, as it is typed."""
 
-_WITHOUT_PROJECT = frozenset({"init", "inspect", "serve fake"})
+PROJECT_VERBS = tuple(verb for verb in VERB_NAMES if verb not in ("init", "inspect", "serve fake"))
+"""Those that are about a project."""
 
 
 def build_app() -> App:
@@ -149,8 +150,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _at_project(error: EyasError, words: list[str]) -> EyasError:
     if error.hint:
-        verbs = (verb for verb in VERB_NAMES if verb not in _WITHOUT_PROJECT)
-        error.hint = at_project(error.hint, value_of(words, "--project"), verbs)
+        error.hint = at_project(error.hint, value_of(words, "--project"), PROJECT_VERBS)
     return error
 
 

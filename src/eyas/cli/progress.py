@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import time
@@ -9,6 +10,7 @@ from typing import Any
 
 from eyas.base.progress import Progress
 from eyas.base.units import format_bytes, format_count, format_seconds
+from eyas.hosts.gpus import GpuMeter
 
 LINE_SECONDS = 30.0
 
@@ -55,6 +57,8 @@ class _Counting:
                 parts.append(f"{format_seconds((self.total - self.done) / rate)} left")
         parts += [_fact(key, value) for key, value in self.facts.items()]
         parts.append(f"CPU {self._cpu.percent():.0f}%")
+        if gpu := _gpu().text():
+            parts.append(gpu)
         return f"{self.stage}: {self.label} " + ", ".join(parts)
 
 
@@ -79,6 +83,27 @@ class _CpuUse:
             self._percent = 100 * (cpu - self._cpu) / (wall - self._wall)
             self._wall, self._cpu = wall, cpu
         return self._percent
+
+
+class _GpuUse:
+    """Use and memory of the GPUs, asked at most once a second; empty where there is none."""
+
+    def __init__(self) -> None:
+        self._meter, self._asked, self._text = GpuMeter(), float("-inf"), ""
+
+    def text(self) -> str:
+        if time.monotonic() - self._asked >= 1.0:
+            self._asked, found = time.monotonic(), self._meter.read()
+            self._text = ""
+            if found is not None:
+                percent, used, total = found
+                self._text = f"GPU {percent:.0f}% {format_bytes(used)} of {format_bytes(total)}"
+        return self._text
+
+
+@functools.cache
+def _gpu() -> _GpuUse:
+    return _GpuUse()  # the driver is opened when a count is shown for the first time
 
 
 class LineProgress(_Counting):

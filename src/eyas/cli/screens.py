@@ -7,6 +7,7 @@ from pathlib import Path
 
 from eyas.base.units import format_bytes, format_count, format_seconds
 from eyas.report.now import LastAttempt, Running
+from eyas.report.server_status import server_text
 from eyas.report.stage_status import StageStatus
 from eyas.report.status import Failure, ProjectStatus
 from eyas.report.training_status import TrainingStatus
@@ -35,6 +36,7 @@ def status_lines(view: ProjectStatus, width: int = 80) -> list[str]:
         lines += _block("said", said)
     if view.training is not None:
         lines += _training_lines(view.training)
+    lines += _block("servers", [server_text(server) for server in view.servers])
     lines += _set_aside_lines(view)
     lines += _block("todo", [*view.open_todos[:3]])
     lines += _disk_lines(view)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from eyas.hosts.host import Host
 
@@ -64,10 +64,7 @@ class NvmlGpus:
                 pynvml.nvmlShutdown()
 
 
-def _read_one(nvml: object, index: int) -> Gpu:
-    from typing import Any
-
-    library: Any = nvml
+def _read_one(library: Any, index: int) -> Gpu:
     handle = library.nvmlDeviceGetHandleByIndex(index)
     memory = library.nvmlDeviceGetMemoryInfo(handle)
     users: dict[int, int | None] = {}
@@ -89,6 +86,37 @@ def _read_one(nvml: object, index: int) -> Gpu:
         busy_percent=busy,
         users=tuple(GpuUser(pid, used) for pid, used in sorted(users.items())),
     )
+
+
+class GpuMeter:
+    """How busy this machine's GPUs are, asked often: the driver is opened once and kept open."""
+
+    def __init__(self) -> None:
+        self._nvml, self._handles = None, []  # type: Any, list[Any]
+        with contextlib.suppress(ImportError):
+            self._open()
+
+    def _open(self) -> None:
+        import pynvml
+
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
+            self._handles = [
+                pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
+            ]
+            self._nvml = pynvml
+
+    def read(self) -> tuple[float, int, int] | None:
+        """Mean use in percent, bytes used and bytes of all GPUs; None without a GPU or an answer."""
+        if not self._handles:
+            return None
+        try:
+            percents = [self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu for handle in self._handles]
+            memory = [self._nvml.nvmlDeviceGetMemoryInfo(handle) for handle in self._handles]
+        except self._nvml.NVMLError:
+            return None
+        used, total = sum(int(m.used) for m in memory), sum(int(m.total) for m in memory)
+        return sum(percents) / len(percents), used, total
 
 
 class SmiGpus:

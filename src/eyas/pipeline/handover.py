@@ -25,6 +25,7 @@ from eyas.targets.serving.records import ServerBook
 
 PHASE = "extraction"
 TRAINING = "training"
+_UNTRIED = ("pending", "in_progress")
 _TRAINING_STAGES = {
     "train": "Train the drafter",
     "evaluate": "Measure it on held-out prompts",
@@ -63,6 +64,12 @@ class Handover:
         with suppress(EyasError):
             self._ended(stage, numbers)
 
+    def found_done(self, stage: str) -> None:
+        """A stage was done before this run came to it: a drafter that is trained waits for no extraction."""
+        if stage == "train":
+            with suppress(EyasError):
+                self._launched("the drafter was trained before", "the drafter was trained before")
+
     def _began(self, stage: str) -> None:
         if stage == "extract":
             self.open()
@@ -76,7 +83,7 @@ class Handover:
         if stage == "extract":
             self.captured()
         elif self._training and stage in _TRAINING_STAGES:
-            self._stage_is(stage, "completed", ", ".join(f"{key} {value}" for key, value in numbers.items()))
+            self._stage_is(stage, "completed", _said(numbers))
             if stage == "export":
                 self._book.close_phase(self._training, "exported")
 
@@ -132,12 +139,18 @@ class Handover:
 
     def training_began(self) -> None:
         """Training is launched: the phase closes, also one that an earlier attempt has left open."""
+        self._launched(f"attempt {self.attempt.number} started the stage train", "handed over to training")
+
+    def _launched(self, evidence: str, outcome: str) -> None:
         left = [phase.id for phase in read_phases(self.ledger) if phase.name == PHASE and phase.is_open]
         self._phase = self._phase or (left[-1] if left else "")
         if not self._phase:
             return
-        self._change("training", "completed", f"attempt {self.attempt.number} started the stage train")
-        self._book.close_phase(self._phase, "handed over to training")
+        open_ = {todo.id for p in read_phases(self.ledger) for todo in p.todos if todo.status in _UNTRIED}
+        if any(f"{self._phase}/{key}" in open_ for key in _CONTENTS if key != "training"):
+            self.captured()  # the run was killed between its last commit and its closing steps
+        self._change("training", "completed", evidence)
+        self._book.close_phase(self._phase, outcome)
         self._phase = ""
 
     def _do(self, key: str, step: Callable[[], str]) -> None:
@@ -184,6 +197,14 @@ class Handover:
             return "no draft vocabulary yet: training makes it from the stored samples"
         faults = seal_faults(vocabulary, deep=False)
         return f"sealed; {'; '.join(faults)}" if faults else "the draft vocabulary is sealed and whole"
+
+
+def _said(numbers: Mapping[str, object]) -> str:
+    """``steps 9, acceptance_length 1.234``."""
+    return ", ".join(
+        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
+        for key, value in numbers.items()
+    )
 
 
 _CONTENTS = {

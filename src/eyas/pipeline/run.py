@@ -208,6 +208,7 @@ def _run_one(
             context.progress.say(line)
         step = _plan_stage(stage, project, redo, "")
     if step.action == "skip":
+        handover.found_done(stage.name)
         return
     if step.action == "refuse":
         if step.view.state == "stale":

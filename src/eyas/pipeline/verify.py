@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from eyas.base.clock import boot_id
 from eyas.base.errors import EyasError, ProjectLocked
 from eyas.base.layout import Layout
 from eyas.base.progress import Progress
@@ -19,10 +18,11 @@ from eyas.pipeline.order import STAGES
 from eyas.stages.project import Project
 from eyas.stages.protocol import Damage
 from eyas.store import scrub
+from eyas.store.doubt import unhashed_segments
 from eyas.store.faults import Fault
 from eyas.store.imports import imports_fault, imports_path
 from eyas.store.ledger import Ledger
-from eyas.store.place import mount_identity, require_mounted
+from eyas.store.place import require_mounted
 from eyas.store.segment_header import segment_number
 
 NUM_WORKERS = 4
@@ -190,15 +190,14 @@ def pick(names: Sequence[str], share: float, seed: int) -> list[str]:
 
 
 def _verified(layout: Layout, ledger: Ledger | None) -> set[str]:
-    """Segments that were hashed since this boot and mount."""
+    """Segments that were hashed since this boot and mount, and not written to since."""
     if not layout.ledger.exists() or not layout.segments.is_dir():
         return set()
     if ledger is None:
         with contextlib.suppress(EyasError), Ledger.open_read_only(layout.ledger) as opened:
             return _verified(layout, opened)
         return set()
-    unverified = set(ledger.unverified(boot_id(), mount_identity(layout.segments)))
-    return {record.name for record in ledger.segments()} - unverified
+    return {record.name for record in ledger.segments()} - set(unhashed_segments(layout, ledger))
 
 
 @contextlib.contextmanager

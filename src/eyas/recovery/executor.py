@@ -195,6 +195,7 @@ class _Executor:
         proof = self._proof(step)
         if proof.done:
             self._change(id_, "completed", f"already so: {proof.evidence}")
+            bench.say(f"  already so: {proof.evidence}")
             return
         if (reason := step.remedy.blocked(bench)) is not None:
             self._change(id_, "blocked", reason)
@@ -209,6 +210,7 @@ class _Executor:
             except (EyasError, OSError, subprocess.SubprocessError) as error:
                 said = "; ".join(str(error).splitlines())
             tried.append(f"{way.name}: {said}")
+            bench.say(f"  {tried[-1]}")
             bench.point(f"{step.key}: after {way.name}")
             proof = self._proof(step)
             if proof.done:

@@ -47,7 +47,8 @@ _STORE = (
 _LEDGER = ("ledger-missing", "ledger-damaged", "samples-missing")
 _SERVERS = ("server-ended", "server-silent", "server-left", "server-wrong-model")
 _PATCHES = ("patch-not-applied", "patch-left")
-_DOUBTS = ("attempt-killed", "store-unhashed", "store-moved", *_STORE, *_LEDGER)
+_UNSURE = ("store-unhashed", "store-changed", "store-moved", "segment-found-damaged")
+_DOUBTS = ("attempt-killed", *_UNSURE, *_STORE, *_LEDGER)
 """After these everything in the store is hashed, and the weights as well."""
 
 GROUPS = (
@@ -117,7 +118,7 @@ def make_plan(scene: Scene, diagnosis: Diagnosis, since: str) -> list[Step]:
     codes = {finding.code for finding in diagnosis.findings}
     doubtful = bool(codes & set(_DOUBTS))
     if doubtful and scene.layout.segments.is_dir():
-        hashed = tuple(f for f in diagnosis.findings if f.code in ("store-unhashed", "store-moved"))
+        hashed = tuple(finding for finding in diagnosis.findings if finding.code in _UNSURE)
         text = "Hash the whole store; set aside what is damaged"
         steps.append(Step("scrub", "scrub", text, "high", Scrub(hashed), findings=hashed))
         if not any(step.group == "weights" for step in steps):
@@ -180,7 +181,9 @@ def _of_findings(diagnosis: Diagnosis) -> list[Step]:
             steps.append(_step(f"file:{finding.subject}", "files", text, RestoreFile(finding), one))
         elif code in _PATCHES:
             priority = "low" if code == "patch-left" else "high"
-            steps.append(_step(finding.key, "patch", finding.what, SetPatch(finding), one, priority))
+            verb = "Restore" if code == "patch-left" else "Apply"
+            text = f"{verb} the edit {finding.subject}: {finding.what}"
+            steps.append(_step(finding.key, "patch", text, SetPatch(finding), one, priority))
         elif code in _SERVERS:
             grouped.setdefault("servers", []).append(finding)
         elif code == "dumps-stale":
@@ -192,7 +195,16 @@ def _of_findings(diagnosis: Diagnosis) -> list[Step]:
         elif code in _OUTPUTS:
             grouped.setdefault("outputs", []).append(finding)
         elif code == "statistics-damaged":
-            steps.append(_step("statistics", "outputs", finding.what, MendStatistics(one), one, "medium"))
+            steps.append(
+                _step(
+                    "statistics",
+                    "outputs",
+                    f"Write the statistics anew: {finding.what}",
+                    MendStatistics(one),
+                    one,
+                    "medium",
+                )
+            )
     for name, found in grouped.items():
         steps.append(_grouped(name, tuple(found), diagnosis))
     return steps

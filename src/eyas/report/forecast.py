@@ -7,6 +7,7 @@ import shutil
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from eyas.base.errors import EyasError
 from eyas.base.files import read_json, tree_bytes
 from eyas.base.seal import is_sealed, read_seal
 from eyas.base.units import format_bytes, format_count, parse_bytes
@@ -101,7 +102,15 @@ def drafter_weights(project: Project) -> int:
     attention = 2 * hidden * (heads + 2 * key_value) + heads * hidden
     mlp = 3 * hidden * resolved.intermediate_size
     fc = len(resolved.aux_layers) * hidden * hidden
-    return attention + mlp + fc + resolved.draft_vocab_limit * hidden + 4 * hidden
+    return attention + mlp + fc + _draft_vocabulary(project) * hidden + 4 * hidden
+
+
+def _draft_vocabulary(project: Project) -> int:
+    """Tokens that the drafter can propose: at most so many, until training has chosen them."""
+    limit = project.resolved.draft_vocab_limit
+    with contextlib.suppress(EyasError, KeyError, TypeError, ValueError):
+        return min(limit, int(read_seal(project.layout.vocabulary)["about"]["size"]))
+    return limit
 
 
 def _counts(project: Project) -> tuple[str, int, int, int] | None:

@@ -11,6 +11,7 @@ from eyas.report.evaluation import EvaluationView
 from eyas.report.history import AttemptView
 from eyas.report.now import LastAttempt, Running
 from eyas.report.overview import Overview
+from eyas.report.server_status import server_text
 from eyas.report.words import at_minute, time_left_text
 
 _MAX_ATTEMPTS = 60
@@ -149,6 +150,8 @@ def _facts(view: Overview) -> Table:
                 "training.validation_acceptance_length",
                 trained.validation_acceptance_length,
             )
+    for server in status.servers:
+        add("server", server_text(server))
     add("project on disk", format_bytes(disk.used_bytes), "disk.used_bytes", disk.used_bytes)
     add("free", format_bytes(disk.free_bytes))
     if disk.left_bytes is not None:

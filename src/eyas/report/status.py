@@ -15,12 +15,14 @@ from eyas.pipeline.lock import Holder, current_holder
 from eyas.pipeline.order import STAGES
 from eyas.report.forecast import forecast
 from eyas.report.now import LastAttempt, Message, Running, last_attempt, messages, running
+from eyas.report.server_status import ServerStatus, server_status
 from eyas.report.sizes import folder_sizes
 from eyas.report.stage_status import StageStatus, stage_status
 from eyas.report.training_status import TrainingStatus, training_status
 from eyas.stages.project import Project
 from eyas.stages.protocol import StageView
 from eyas.store.ledger import Ledger
+from eyas.store.todos import OPEN_STATUSES, read_phases
 
 BROKEN = (EyasError, OSError, ValueError, TypeError, KeyError, AttributeError, LookupError)
 """What a half-broken folder may make a reader raise; it becomes a line of ``problems``."""
@@ -81,6 +83,7 @@ class ProjectStatus:
     num_attempts: int
     messages: tuple[Message, ...]
     training: TrainingStatus | None
+    servers: tuple[ServerStatus, ...]
     disk: Disk
     project_bytes: int
     free_bytes: int
@@ -116,6 +119,7 @@ def project_status(project: Project, suffix: str = "") -> ProjectStatus:
     set_aside = next((int(str(v.detail.get("set_aside", 0))) for v in views if v.name == "extract"), 0)
     moved = _moved(project)
     failures, todos = _from_ledger(project)
+    servers = _servers(project, problems)
     return ProjectStatus(
         project=str(layout.root),
         target=project.config.target.model,
@@ -127,6 +131,7 @@ def project_status(project: Project, suffix: str = "") -> ProjectStatus:
         num_attempts=len(folders),
         messages=messages(events),
         training=training_status(project),
+        servers=servers,
         disk=disk,
         project_bytes=disk.used_bytes,
         free_bytes=disk.free_bytes,
@@ -195,9 +200,17 @@ def _disk(project: Project, used: int, problems: list[str], *, finished: bool) -
 def _from_ledger(project: Project, limit: int = 20) -> tuple[tuple[Failure, ...], tuple[str, ...]]:
     with contextlib.suppress(*BROKEN), Ledger.open_read_only(project.layout.ledger) as ledger:
         failed = tuple(Failure(*row) for row in ledger.failed_samples()[:limit])
-        still_open = ("pending", "in_progress", "blocked")
-        return failed, tuple(todo.content for todo in ledger.todos() if todo.status in still_open)
+        todos = [todo for phase in read_phases(ledger) if phase.is_open for todo in phase.todos]
+        return failed, tuple(todo.content for todo in todos if todo.status in OPEN_STATUSES)
     return (), ()
+
+
+def _servers(project: Project, problems: list[str]) -> tuple[ServerStatus, ...]:
+    try:
+        return server_status(project)
+    except BROKEN as error:
+        problems.append(f"servers: {_first_line(error)}")
+        return ()
 
 
 def _moved(project: Project) -> list[SetAside]:

@@ -17,6 +17,8 @@ from eyas.store.entry import SampleEntry
 from eyas.store.ledger_history import Event, LedgerHistory
 
 SAMPLE_STATES = ("pending", "in_flight", "stored", "failed", "set_aside")
+DOUBTFUL = "doubtful"
+"""Stands for the boot under which a segment was verified, when its hashes were found wrong."""
 
 _ORDERS = {"length": "length, id", "id": "id"}
 _TO_DO = "listed = 1 AND state IN ('pending', 'failed')"
@@ -361,9 +363,9 @@ class Ledger(LedgerHistory):
         """Note that a segment was found damaged: whatever was verified before does not count."""
         with self.transaction() as connection:
             connection.execute(
-                "UPDATE segments SET verified_at = NULL, verified_boot = NULL, verified_mount = NULL"
+                "UPDATE segments SET verified_at = NULL, verified_boot = ?, verified_mount = NULL"
                 " WHERE name = ?",
-                (name,),
+                (DOUBTFUL, name),
             )
 
     def unverified(self, boot: str, mount: str) -> list[str]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from eyas.base import files
-from eyas.base.clock import boot_id
 from eyas.base.layout import Layout
 from eyas.base.progress import Progress, SilentProgress
 from eyas.base.seal import is_sealed
+from eyas.store.doubt import unhashed_segments
 from eyas.store.faults import Fault
 from eyas.store.ledger import Ledger
-from eyas.store.place import mount_identity, require_place
+from eyas.store.place import require_place
 from eyas.store.repair import open_or_rebuild, repair, unknown_segments
 from eyas.store.samples import iter_sample_index
 from eyas.store.scrub import deep, quick
@@ -76,8 +76,7 @@ def find_faults(
         return quick(layout, ledger)
     names = None
     if not again and layout.segments.is_dir():
-        unverified = ledger.unverified(boot_id(), mount_identity(layout.segments))
-        names = [*unverified, *unknown_segments(layout, ledger)]
+        names = [*unhashed_segments(layout, ledger), *unknown_segments(layout, ledger)]
     return deep(layout, ledger, names=names, progress=progress)
 
 

@@ -74,7 +74,7 @@ def _walk(section: type[Section], prefix: str) -> list[tuple[str, str, str]]:
     for name, field in section.model_fields.items():
         inner = _section_of(field.annotation)
         if inner is not None:
-            many = field.annotation is not inner
+            many = getattr(field.annotation, "__origin__", None) is tuple
             rows += _walk(inner, f"{prefix}{name}{'[]' if many else ''}.")
             continue
         default = "required" if field.is_required() else repr(field.default)

@@ -8,6 +8,8 @@ from cyclopts import Parameter
 
 from eyas.base.units import format_seconds
 from eyas.cli.common import Common
+from eyas.cli.hints import placed
+from eyas.cli.main import PROJECT_VERBS
 from eyas.cli.output import folded, next_command, note, print_json
 from eyas.cli.progress import listener
 from eyas.hosts.declared import declared, open_host
@@ -42,19 +44,19 @@ def doctor(
     if common.json:
         print_json(found.as_dict())
         return found.exit_code
-    print("\n".join(folded(line, _INDENT) for line in render(found, verbose)))
+    print("\n".join(folded(line, _INDENT) for line in render(found, verbose, common.suffix)))
     note(f"\n{summary(found)}")
     next_command(next_of(found, common.suffix))
     return found.exit_code
 
 
-def render(found: Diagnosis, verbose: bool) -> list[str]:
-    """The lines of the screen."""
+def render(found: Diagnosis, verbose: bool, suffix: str = "") -> list[str]:
+    """The lines of the screen; ``suffix`` is what a suggested command needs to find the project."""
     lines = []
     for line in found.lines:
         lines.append(f"{line.state:<8}{line.check:<12}{line.says}")
         lines += [f"{'':{_INDENT}}{finding.what}" for finding in line.findings[1:4]]
-        lines += [f"{'':{_INDENT}}-> {command}" for command in _mends(line)]
+        lines += [f"{'':{_INDENT}}-> {placed(mend, suffix, PROJECT_VERBS)}" for mend in _mends(line)]
         if verbose:
             seen = dict.fromkeys([*line.evidence, *(text for f in line.findings for text in f.evidence)])
             lines += [f"{'':{_INDENT}}| {text}" for text in seen]
@@ -80,5 +82,5 @@ def next_of(found: Diagnosis, suffix: str) -> str | None:
         return None
     mends = list(dict.fromkeys(finding.mend for finding in found.findings))
     if len(mends) == 1 and mends[0].startswith("eyas "):
-        return f"{mends[0]}{suffix}"
+        return placed(mends[0], suffix, PROJECT_VERBS)
     return f"eyas recover --dry-run{suffix}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -62,7 +63,7 @@ def import_(
         result = work.import_store(project, folder.resolve(), ledger=None, stop=StopFlag(), **options)
     else:
         result = _import(work, project, folder, options, progress)
-    _show_import(result, common, dry_run)
+    _show_import(result, common, _again(folder, layout, last, fingerprint, computed_in) if dry_run else None)
     damaged = any(left.kind != "unmatched" for left in result.left)
     return DamageFound.exit_code if damaged else 0
 
@@ -74,7 +75,16 @@ def _import(work: Any, project: Project, folder: Path, options: dict[str, Any], 
             return work.import_store(project, folder.resolve(), ledger=ledger, stop=stop, **options)
 
 
-def _show_import(result: Any, common: Common, dry_run: bool) -> None:
+def _again(folder: Path, layout: str, *options: str | None) -> str:
+    """The words of this import without --dry-run."""
+    given = zip(("--last", "--fingerprint", "--computed-in"), options, strict=True)
+    words = ["eyas", "store", "import", str(folder), *(["--layout", layout] if layout != "auto" else [])]
+    words += [word for name, value in given if value is not None for word in (name, value)]
+    return shlex.join(words)
+
+
+def _show_import(result: Any, common: Common, again: str | None) -> None:
+    """Print what was done; of a dry run, with the command ``again`` that does it."""
     num_fit = result.num_files - len(result.left)
     if common.json:
         print_json(
@@ -97,9 +107,9 @@ def _show_import(result: Any, common: Common, dry_run: bool) -> None:
         table(None, ["left alone", "because", "why"], [[str(f.path), f.kind, f.why] for f in shown])
         if len(result.left) > len(shown):
             note(f"and {len(result.left) - len(shown)} more; --json names all")
-    if dry_run:
+    if again is not None:
         note(f"{num_fit} of {result.num_files} files would be imported")
-        next_command(f"eyas store import{common.suffix}" if num_fit else None)
+        next_command(f"{again}{common.suffix}" if num_fit else None)
         return
     note(
         f"{result.num_stored} samples imported ({result.num_tokens} tokens) from {result.num_files} files, "
@@ -140,7 +150,8 @@ def export(
             print_json({"samples": count, "stored_bytes": num_bytes})
         else:
             note(f"{count} samples would be written; all of the store is {format_bytes(num_bytes)}")
-            next_command(f"eyas store export {folder}{common.suffix}" if count else None)
+            words = ["eyas", "store", "export", str(folder), "--layout", layout]
+        next_command(f"{shlex.join(words)}{common.suffix}" if count else None)
         return 0
     work: Any = import_module("eyas.stages.exchange.outgoing")
     stop = StopFlag()

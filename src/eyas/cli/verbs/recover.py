@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from eyas.base.units import counted, format_bytes, format_count
 from eyas.cli.common import Common
+from eyas.cli.hints import placed
+from eyas.cli.main import PROJECT_VERBS
 from eyas.cli.output import folded, next_command, note, print_json, table
 from eyas.cli.progress import listener
 from eyas.recovery.bench import Bench
@@ -41,7 +43,11 @@ def recover(
     if dry_run:
         return _show_plan(scene, common)
     words = tuple(word for override in common.set for word in ("--set", override))
-    say = (lambda text: None) if common.json else note
+
+    def say(text: str) -> None:
+        if not common.json:
+            note(placed(text, common.suffix, PROJECT_VERBS))
+
     result = carry_out(Bench(scene, yes_stop_services, say, resume_words=words), only)
     if common.json:
         print_json(as_dict(result))
@@ -71,11 +77,12 @@ def _show_plan(scene: Scene, common: Common) -> int:
         rows = [[numbers[step.key], step.content, step.key, _after(step, numbers)] for step in steps]
         table(None, ["", "would", "id", "after"], rows)
     for finding in waiting:
-        note(f"for you to decide: {finding.what}\n  -> {finding.mend}")
-    blocked = [step for step in steps if step.remedy.blocked(Bench(scene)) is not None]
-    for step in blocked:
-        note(f"needs you: {step.key}: {step.remedy.blocked(Bench(scene))}")
-    stops = any(step.key.startswith("service:") for step in blocked)
+        mend = placed(finding.mend, common.suffix, PROJECT_VERBS)
+        note(f"for you to decide: {finding.what}\n  -> {mend}")
+    blocked = {step.key: reason for step in steps if (reason := step.remedy.blocked(Bench(scene)))}
+    for key, reason in blocked.items():
+        note(f"needs you: {key}: {placed(reason, common.suffix, PROJECT_VERBS)}")
+    stops = any(key.startswith("service:") for key in blocked)
     flag = " --yes-stop-services" if stops else ""
     next_command(f"eyas recover{flag}{common.suffix}" if steps else None)
     return 0
@@ -124,7 +131,7 @@ def summary(result: Recovery, scene: Scene) -> list[str]:
     return [
         "",
         f"recovery  {len(completed)} of {len(result.todos)} todos completed; "
-        f"{counted(aside, 'thing')} in set-aside/, nothing deleted",
+        f"{counted(aside, 'thing') if aside else 'nothing'} in set-aside/, nothing deleted",
         f"store     {format_count(extract.done)} of {total} samples; {hashed.says}",
         f"machine   {format_bytes(view.free_bytes)} free; {gpus.says}",
         f"run       {run}",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from eyas.base.layout import Layout
 from eyas.cli.common import Common
+from eyas.cli.hints import placed
+from eyas.cli.main import PROJECT_VERBS
 from eyas.cli.output import folded, next_command, note, print_json
 from eyas.store.ledger import Ledger
 from eyas.store.ledger_history import Todo
@@ -37,7 +39,8 @@ def todo(
         print_json(as_todo_list(todos) | ({"history": changes} if history else {}))
         return 0
     for phase in phases:
-        print("\n".join(folded(line, 6) for line in render(phase, changes)))
+        lines = (placed(line, common.suffix, PROJECT_VERBS) for line in render(phase, changes))
+        print("\n".join(folded(line, 6) for line in lines))
     if not phases:
         note("no todos yet")
     is_left = any(phase.is_open and phase.name == "recovery" for phase in phases)

@@ -7,6 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from eyas.base.errors import DamageFound, UsageError
+from eyas.base.units import counted
 from eyas.cli.common import Common
 from eyas.cli.output import next_command, note, print_json, table
 from eyas.cli.progress import listener
@@ -100,7 +101,8 @@ def _verdict(result: Verification) -> str:
     if not result.damage:
         return "no damage"
     samples = {sample for finding in result.damage for sample in finding.sample_ids}
-    return f"{len(result.damage)} damaged" + (f", {len(samples)} samples in them" if samples else "")
+    inside = f", {counted(len(samples), 'sample')} in them" if samples else ""
+    return f"{len(result.damage)} damaged{inside}"
 
 
 def _row(finding: Finding) -> list[str]:

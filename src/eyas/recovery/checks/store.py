@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,7 @@ def judge(scene: Scene, facts: StoreFacts) -> Line:
             "warn",
             f"{row.name} holds {row.found} of {row.expected} samples of an older layout",
             (row.as_text(),),
-            mend=f"eyas store import store/{row.name}",
+            mend=f"eyas store import {shlex.quote(str(scene.layout.store / row.name))}",
         )
         for row in facts.older
     ]

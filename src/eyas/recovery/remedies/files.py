@@ -70,7 +70,7 @@ class HashWeights:
     def _hash(self, bench: Bench) -> str:
         folder = model_folder(bench.scene.project.config, bench.scene.layout.root)
         self._found = weights_fingerprint(folder, None).hash
-        return f"fingerprint {self._found}"
+        return "done"
 
     def proof(self, bench: Bench) -> Proof:
         recorded = (recorded_capture_recipe(bench.scene.project) or {}).get("target_fingerprint")
@@ -78,5 +78,6 @@ class HashWeights:
             return Proof(False, "not hashed yet")
         if recorded is None:
             return Proof(True, f"fingerprint {self._found}; nothing is captured yet")
-        same = self._found == recorded
-        return Proof(same, f"fingerprint {self._found}, states were captured with {recorded}")
+        if self._found == recorded:
+            return Proof(True, f"fingerprint {recorded}, as when states were captured")
+        return Proof(False, f"fingerprint {self._found}, states were captured with {recorded}")

@@ -7,19 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eyas.base.clock import boot_id
 from eyas.base.errors import DamageFound, EyasError
 from eyas.base.files import read_json, set_aside, write_json
 from eyas.base.seal import is_sealed, read_seal
+from eyas.base.units import counted
 from eyas.pipeline.lock import hold_lock
 from eyas.pipeline.mend import set_damages_aside
 from eyas.pipeline.order import stage_named
 from eyas.recovery.bench import Bench, Proof, Way
 from eyas.recovery.doctor import diagnose
 from eyas.recovery.findings import Finding
+from eyas.store.doubt import unhashed_segments
 from eyas.store.ledger import Ledger
 from eyas.store.mend import mend_store
-from eyas.store.place import mount_identity, remember_place
+from eyas.store.place import remember_place
 from eyas.store.repair import open_or_rebuild, set_ledger_aside
 from eyas.store.samples import iter_sample_index
 
@@ -127,14 +128,12 @@ class Scrub:
         with scene.ledger() as ledger:
             if ledger is None:
                 return Proof(False, "there is no ledger to note hashes in")
-            total, place = len(ledger.segments()), mount_identity(scene.layout.segments)
-            left = ledger.unverified(boot_id(), place)
+            total, left = len(ledger.segments()), unhashed_segments(scene.layout, ledger)
         if left:
             return Proof(False, f"{len(left)} of {total} segments not hashed since this boot on this disk")
         moved = [f for f in diagnose(scene, ["mounts"]).findings if f.code == "store-moved"]
-        return Proof(
-            not moved, moved[0].what if moved else f"all {total} segments hashed since this boot, whole"
-        )
+        said = moved[0].what if moved else f"{counted(total, 'segment')} hashed since this boot, whole"
+        return Proof(not moved, said)
 
 
 @dataclass(frozen=True)

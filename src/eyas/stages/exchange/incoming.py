@@ -30,6 +30,7 @@ from eyas.store.layouts.naming import LayoutName, find_files
 from eyas.store.layouts.record import OlderSample, hole_in, older_sample
 from eyas.store.layouts.tensor_file import Array, read_tensor_file
 from eyas.store.ledger import Ledger
+from eyas.store.listing import list_samples
 from eyas.store.place import remember_place, require_place
 from eyas.store.recipe import StoreRecipe, require_store_recipe
 from eyas.store.samples import last_rows, read_samples, sample_id
@@ -155,6 +156,8 @@ def import_store(
                     result.num_tokens += len(sample.tokens)
         room.patiently(writer.flush, 0)
     room.patiently(partial(record.finish, result.num_stored), 0)
+    if is_sealed(place.samples):
+        list_samples(place, ledger)  # so that status counts them before the next capture
     ledger.event("imported", {"folder": str(folder), "layout": name, "samples": result.num_stored})
     return result
 

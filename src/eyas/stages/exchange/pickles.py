@@ -43,6 +43,8 @@ def read_pickle(path: Path) -> dict[str, FileTensor | list[FileTensor]]:
         OSError: it cannot be opened.
     """
     raw = path.read_bytes()
+    if not raw:
+        raise DataError("a file of states is damaged", where=path, why="it is empty")
     try:
         _check_archive(raw)
         loaded = torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
