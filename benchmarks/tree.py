@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     chosen = held_out[:: max(1, len(held_out) // arguments.prompts)][: arguments.prompts]
     prompts = [prompt for one in chosen if (prompt := one.next_prompt()) is not None]
     target = LocalTarget.load(project.resolved.model, "cpu", "float32")
-    embedding = load_parts(project.resolved.model, torch.device("cpu"), target.dtype).embedding
+    embedding = load_parts(project.resolved.model, "cpu", target.dtype).embedding
     chain = Drafting(
         trained.drafter(embedding, target.dtype),
         torch.from_numpy(trained.vocabulary.target_ids),
@@ -65,18 +65,20 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     ways = {"chain": chain}
     for total in (int(word) for word in arguments.total.split(",")):
         ways[f"tree of {total}"] = replace(chain, tree=TreeShape(arguments.depth, arguments.top_k, total))
-    rows = {}
+    rows: dict[str, dict[str, Any]] = {}
+    lengths: dict[str, float] = {}
     for name, drafting in ways.items():
         texts, counts, seconds = answers(drafting)
+        lengths[name] = round(counts.acceptance_length, 4)
         rows[name] = {
-            "acceptance_length": round(counts.acceptance_length, 4),
+            "acceptance_length": lengths[name],
             "unconditional_rates": [round(rate, 4) for rate in counts.unconditional_rates],
             "equal_texts": sum(one == other for one, other in zip(plain, texts, strict=True)),
             "seconds": round(seconds, 2),
         }
         print(f"{name}: {rows[name]}", file=sys.stderr)
-    best = max((name for name in rows if name != "chain"), key=lambda name: rows[name]["acceptance_length"])
-    value, baseline = rows[best]["acceptance_length"], rows["chain"]["acceptance_length"]
+    best = max((name for name in rows if name != "chain"), key=lengths.__getitem__)
+    value, baseline = lengths[best], lengths["chain"]
     return {
         "name": NAME,
         "value": value,
