@@ -10,7 +10,7 @@ export TOKENIZERS_PARALLELISM := false
 # a spinning OpenMP thread costs more than a sleeping one as soon as anything else runs
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: help venv servers demo test faults lint bench docs
+.PHONY: help venv servers peers demo test faults lint bench docs
 
 help:
 	@echo "make demo   train and evaluate a drafter for SmolLM2-135M in demo/"
@@ -22,6 +22,7 @@ help:
 	@echo "make docs   write docs/reference.md from the code"
 	@echo "make venv   only install"
 	@echo "make servers  .servers/: vLLM and SGLang for the CPU, for the tests against real engines"
+	@echo "make peers  .peers/: other EAGLE-3 trainers, for the benchmarks of a training step"
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -34,6 +35,9 @@ venv: $(STAMP)
 
 servers:
 	@$(PYTHON) servers/build.py
+
+peers: venv
+	@$(BIN)/python peers/build.py
 
 demo: venv
 	@$(BIN)/python examples/demo/demo.py
