@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from benchmarks.append import write_store
-from benchmarks.training.case import EPS, THETA, Case
+from benchmarks.training.case import Case
 from benchmarks.training.compare import add_sizes, case_of
 
 from eyas.base.progress import SilentProgress
@@ -22,7 +22,6 @@ from eyas.drafter.model import EagleDrafter
 from eyas.drafter.passes import BatchPasses
 from eyas.drafter.schedule import pack_by_tokens
 from eyas.drafter.settings import TrainSettings
-from eyas.drafter.shape import DrafterShape
 from eyas.drafter.teacher import Teacher
 from eyas.drafter.trainer import Trainer, TrainingPlace
 from eyas.drafter.vocabulary import DraftVocabulary
@@ -125,15 +124,11 @@ def _samples(case: Case, count: int) -> list[CapturedSample]:
 
 
 def _models(case: Case) -> tuple[EagleDrafter, Teacher]:
-    shape = DrafterShape(
-        case.hidden, case.hidden, case.num_aux, case.intermediate, case.heads, case.kv_heads, case.head_dim,
-        case.drafts, case.vocab, EPS, THETA,
-    )  # fmt: skip
     generator = torch.Generator().manual_seed(case.seed)
     head = torch.randn(case.vocab, case.hidden, generator=generator) * case.hidden**-0.5
     vocabulary = DraftVocabulary(np.arange(case.drafts, dtype=np.int64), case.vocab)
     dtype = case.torch_dtype()
-    return EagleDrafter(shape, head.to(dtype)), Teacher(
+    return EagleDrafter(case.shape(), head.to(dtype)), Teacher(
         head, vocabulary, device=torch.device("cpu"), dtype=dtype
     )
 

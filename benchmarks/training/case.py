@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eyas.drafter.shape import DrafterShape
+
 EPS = 1e-5
 THETA = 1e5
 
@@ -58,6 +60,22 @@ class Case:
         rows = self.rows(0, shifted=False)
         mask[rows.start : rows.stop] = True
         return mask
+
+    def shape(self) -> DrafterShape:
+        return DrafterShape(
+            hidden_size=self.hidden,
+            target_hidden_size=self.hidden,
+            num_aux=self.num_aux,
+            intermediate_size=self.intermediate,
+            num_heads=self.heads,
+            num_kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            draft_vocab_size=self.drafts,
+            target_vocab_size=self.vocab,
+            rms_norm_eps=EPS,
+            rope_theta=THETA,
+            max_position_embeddings=self.length + self.steps,
+        )
 
     def torch_dtype(self) -> torch.dtype:
         found = getattr(torch, self.dtype)

@@ -18,8 +18,10 @@ from typing import Any
 import torch
 import torch._inductor.compile_fx  # must look for the real triton before the stand-in is there
 import transformers
-from benchmarks.training.case import EPS, THETA, Case, make_parts, vocabulary_maps
+from benchmarks.training.case import Case, make_parts, vocabulary_maps
 from benchmarks.training.contestant import Optimizer, row_shares
+
+from eyas.drafter.shape import DrafterShape
 
 
 class _StandIn(types.ModuleType):
@@ -55,6 +57,27 @@ class _ReferenceLoss:
     apply = staticmethod(_compute_loss)
 
 
+def make_model(shape: DrafterShape, steps: int, dtype: torch.dtype) -> tuple[Any, Any]:
+    """SpecForge's drafter of a shape, and its training model around it."""
+    eagle3.LogSoftmaxLoss = _ReferenceLoss
+    config = transformers.LlamaConfig(
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        num_hidden_layers=1,
+        vocab_size=shape.target_vocab_size,
+        rms_norm_eps=shape.rms_norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
+        max_position_embeddings=shape.max_position_embeddings,
+        pretraining_tp=1,
+    )
+    config.draft_vocab_size = shape.draft_vocab_size
+    draft = LlamaForCausalLMEagle3(config, attention_backend="sdpa").to(dtype)
+    return draft, eagle3.OnlineEagle3Model(draft, length=steps, attention_backend="sdpa")
+
+
 class Contestant:
     version = version("specforge")
     shifted = True
@@ -62,28 +85,12 @@ class Contestant:
 
     def __init__(self, case: Case) -> None:
         self._case, parts = case, make_parts(case)
-        eagle3.LogSoftmaxLoss = _ReferenceLoss
-        config = transformers.LlamaConfig(
-            hidden_size=case.hidden,
-            intermediate_size=case.intermediate,
-            num_attention_heads=case.heads,
-            num_key_value_heads=case.kv_heads,
-            head_dim=case.head_dim,
-            num_hidden_layers=1,
-            vocab_size=case.vocab,
-            rms_norm_eps=EPS,
-            rope_parameters={"rope_type": "default", "rope_theta": THETA},
-            max_position_embeddings=case.length + case.steps,
-            pretraining_tp=1,
-        )
-        config.draft_vocab_size = case.drafts
         dtype = case.torch_dtype()
-        draft = LlamaForCausalLMEagle3(config, attention_backend="sdpa").to(dtype)
+        draft, self._model = make_model(case.shape(), case.steps, dtype)
         d2t, t2d = vocabulary_maps(case, parts)
         own = {"embed_tokens.weight": parts.embedding, "d2t": d2t, "t2d": t2d}
         draft.load_state_dict({**parts.weights, **own})
         draft.freeze_embedding()
-        self._model = eagle3.OnlineEagle3Model(draft, length=case.steps, attention_backend="sdpa")
         self._optimizer = Optimizer(case, draft.parameters())
         self._head = parts.head.to(dtype)
         self._tokens = parts.tokens.unsqueeze(0)

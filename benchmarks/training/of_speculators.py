@@ -10,13 +10,43 @@ from importlib.metadata import version
 
 import torch
 import transformers
-from benchmarks.training.case import EPS, THETA, Case, make_parts, vocabulary_maps
+from benchmarks.training.case import Case, make_parts, vocabulary_maps
 from benchmarks.training.contestant import Optimizer
 from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.losses import resolve_loss_config
 from speculators.models.eagle3.config import Eagle3SpeculatorConfig
 from speculators.models.eagle3.core import Eagle3DraftModel
 from speculators.proposals.greedy import GreedyTokenProposalConfig
+
+from eyas.drafter.shape import DrafterShape
+
+
+def make_model(shape: DrafterShape, steps: int) -> Eagle3DraftModel:
+    """The drafter of speculators of a shape, in float32."""
+    layer = transformers.LlamaConfig(
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        num_hidden_layers=1,
+        vocab_size=shape.target_vocab_size,
+        rms_norm_eps=shape.rms_norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
+        max_position_embeddings=shape.max_position_embeddings,
+    )
+    config = Eagle3SpeculatorConfig(
+        transformer_layer_config=layer,
+        draft_vocab_size=shape.draft_vocab_size,
+        speculators_config=SpeculatorsConfig(
+            algorithm="eagle3",
+            proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=steps)],
+            default_proposal_method="greedy",
+            verifier=VerifierConfig(name_or_path=None, architectures=[]),
+        ),
+    )
+    config.transformer_layer_config._attn_implementation = "eager"
+    return Eagle3DraftModel(config)
 
 
 class Contestant:
@@ -26,32 +56,8 @@ class Contestant:
 
     def __init__(self, case: Case) -> None:
         self._case, parts = case, make_parts(case)
-        layer = transformers.LlamaConfig(
-            hidden_size=case.hidden,
-            intermediate_size=case.intermediate,
-            num_attention_heads=case.heads,
-            num_key_value_heads=case.kv_heads,
-            head_dim=case.head_dim,
-            num_hidden_layers=1,
-            vocab_size=case.vocab,
-            rms_norm_eps=EPS,
-            rope_parameters={"rope_type": "default", "rope_theta": THETA},
-            max_position_embeddings=case.length + case.steps,
-        )
-        layer._attn_implementation = "eager"
-        config = Eagle3SpeculatorConfig(
-            transformer_layer_config=layer,
-            draft_vocab_size=case.drafts,
-            speculators_config=SpeculatorsConfig(
-                algorithm="eagle3",
-                proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=case.steps)],
-                default_proposal_method="greedy",
-                verifier=VerifierConfig(name_or_path=None, architectures=[]),
-            ),
-        )
-        config.transformer_layer_config._attn_implementation = "eager"
         dtype = case.torch_dtype()
-        model = Eagle3DraftModel(config)
+        model = make_model(case.shape(), case.steps)
         weights = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in parts.weights.items()}
         d2t, t2d = vocabulary_maps(case, parts)
         own = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from benchmarks.training.case import EPS, THETA, Case, make_parts
+from benchmarks.training.case import Case, make_parts
 from benchmarks.training.contestant import Optimizer
 
 import eyas
@@ -12,7 +12,6 @@ from eyas.drafter.model import EagleDrafter
 from eyas.drafter.passes import BatchPasses
 from eyas.drafter.rows import last_state_rows
 from eyas.drafter.settings import TrainSettings
-from eyas.drafter.shape import DrafterShape
 from eyas.drafter.teacher import Teacher
 from eyas.drafter.vocabulary import DraftVocabulary
 
@@ -24,23 +23,10 @@ class Contestant:
 
     def __init__(self, case: Case) -> None:
         parts = make_parts(case)
-        shape = DrafterShape(
-            hidden_size=case.hidden,
-            target_hidden_size=case.hidden,
-            num_aux=case.num_aux,
-            intermediate_size=case.intermediate,
-            num_heads=case.heads,
-            num_kv_heads=case.kv_heads,
-            head_dim=case.head_dim,
-            draft_vocab_size=case.drafts,
-            target_vocab_size=case.vocab,
-            rms_norm_eps=EPS,
-            rope_theta=THETA,
-        )
         settings = TrainSettings(
             steps=case.steps, gamma=case.gamma, clip=case.clip, lr=case.lr, dtype=case.dtype
         )
-        drafter = EagleDrafter(shape, parts.embedding.to(settings.compute_dtype()))
+        drafter = EagleDrafter(case.shape(), parts.embedding.to(settings.compute_dtype()))
         drafter.load_state_dict(parts.weights)
         vocabulary = DraftVocabulary(parts.draft_ids.numpy(), case.vocab)
         teacher = Teacher(parts.head, vocabulary, device=torch.device("cpu"), dtype=settings.compute_dtype())

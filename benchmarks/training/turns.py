@@ -40,12 +40,13 @@ class Measured:
 class Child:
     """A contestant's process."""
 
-    def __init__(self, name: str, case: Case, threads: int) -> None:
+    def __init__(
+        self, name: str, words: list[str], threads: int, *, module: str = "benchmarks.training.child"
+    ) -> None:
         paths = [str(REPOSITORY / "src"), str(REPOSITORY)]
         self.name = name
-        self.failed: str | None = None
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.training.child", name, case.to_json()],
+            [sys.executable, "-m", module, name, *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE if name in ("SpecForge", "speculators") else None,
@@ -75,10 +76,14 @@ class Child:
         found: dict[str, Any] = json.loads(line)
         return found
 
-    def step(self) -> dict[str, Any]:
+    def ask(self, line: str = "") -> dict[str, Any]:
+        """Send a line, get one."""
         assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
+        try:
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise ChildFailed(f"{self.name}: ended") from error
         return self.answer()
 
     def close(self) -> None:
@@ -93,7 +98,7 @@ class ChildFailed(Exception):
 
 def reference(case: Case) -> dict[str, dict[str, list[float]]]:
     """`benchmarks.training.plain.reference_sums`, made in a process that goes away again."""
-    child = Child("reference", case, 1)
+    child = Child("reference", [case.to_json()], 1)
     try:
         found: dict[str, dict[str, list[float]]] = child.answer()
     finally:
@@ -107,12 +112,12 @@ def take_turns(
     """Run all; those that could not run are in the second result, with the reason."""
     children, measured, failed = [], dict[str, Measured](), dict[str, str]()
     for name in names:
-        child = Child(name, case, threads)
+        child = Child(name, [case.to_json()], threads)
         try:
             said = child.answer()
             measured[name] = Measured(**said)
             for _ in range(WARM_UP):
-                measured[name].sums.append(child.step()["sums"])
+                measured[name].sums.append(child.ask()["sums"])
             children.append(child)
         except ChildFailed as error:
             measured.pop(name, None)
@@ -120,7 +125,7 @@ def take_turns(
             child.close()
     for turn in range(rounds):
         for child in children:
-            answer = child.step()
+            answer = child.ask()
             of = measured[child.name]
             of.cpu.append(answer["cpu"])
             of.wall.append(answer["wall"])

@@ -193,6 +193,9 @@ class TrainConfig(Section):
     """Validations over the run; the last is at its end."""
     max_bad_steps: Annotated[int, Field(ge=1)] = 20
     """Steps in a row without a finite loss or gradient before the run stops."""
+    trackers: tuple[Literal["tensorboard", "trackio", "wandb", "mlflow"], ...] = ()
+    """Programs that are shown the training as it runs, beside ``drafter/metrics.jsonl``; each is an extra of
+    the package."""
 
     @model_validator(mode="after")
     def _one_start(self) -> TrainConfig:

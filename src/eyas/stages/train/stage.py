@@ -15,7 +15,7 @@ from eyas.stages.protocol import Damage, StageState, StageView
 from eyas.stages.records import checkpoint_folders, recorded_capture_recipe, sealed_damages
 
 # what may change in the middle of a training run without changing its result
-_NOT_IN_RECIPE = ("checkpoint_minutes", "keep_checkpoints", "validations", "max_bad_steps")
+_NOT_IN_RECIPE = ("checkpoint_minutes", "keep_checkpoints", "validations", "max_bad_steps", "trackers")
 
 
 def train_recipe(project: Project, dtype: str) -> dict[str, object]:

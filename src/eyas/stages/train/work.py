@@ -15,6 +15,8 @@ from eyas.drafter.model import EagleDrafter
 from eyas.drafter.settings import TrainSettings
 from eyas.drafter.shape import DrafterShape
 from eyas.drafter.teacher import Teacher
+from eyas.drafter.trackers.follower import following
+from eyas.drafter.trackers.interface import TrackedRun
 from eyas.drafter.trainer import Trainer, TrainingPlace
 from eyas.drafter.vocabulary import (
     DraftVocabulary,
@@ -59,7 +61,9 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
     wanted = project.config.train.dtype
     recorded = recorded_train_dtype(project) if wanted == "auto" else None
     dtype = recorded or resolve_dtype(wanted, device)[0]
-    settings = TrainSettings(**{**project.config.train.model_dump(exclude={"start_from"}), "dtype": dtype})
+    settings = TrainSettings(
+        **{**project.config.train.model_dump(exclude={"start_from", "trackers"}), "dtype": dtype}
+    )
     parts = load_parts(project.resolved.model, device, settings.master_dtype())
     begun = read_start(project, parts)
     vocabulary = _vocabulary(project, context, begun)
@@ -85,7 +89,10 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
         progress=context.progress,
         stop=context.stop,
     )
-    result = trainer.run()
+    with following(
+        layout.metrics, _tracked_run(project), project.config.train.trackers, context.progress.say
+    ):
+        result = trainer.run()
     numbers: dict[str, object] = {
         "steps": result.state.step,
         "tokens": result.state.tokens,
@@ -96,6 +103,13 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
         numbers["validation_acceptance_length"] = result.state.validation["walk_tau"]
         numbers["validation_loss"] = result.state.validation["loss"][0]
     return numbers
+
+
+def _tracked_run(project: Project) -> TrackedRun:
+    settings = project.config.train.model_dump(mode="json", exclude={"trackers"})
+    flat = {f"train.{key}": value for key, value in settings.items()}
+    target = {"target": project.config.target.model}
+    return TrackedRun(project.layout.root.name, project.layout.drafter / "trackers", {**target, **flat})
 
 
 def _start(
