@@ -13,7 +13,7 @@ export OMP_WAIT_POLICY := PASSIVE
 # test files are shared among this many processes
 WORKERS ?= 2
 
-.PHONY: help venv servers demo test test-servers faults lint bench docs
+.PHONY: help venv servers peers demo test test-servers faults lint bench docs
 
 help:
 	@echo "make demo   train and evaluate a drafter for SmolLM2-135M in demo/"
@@ -26,6 +26,7 @@ help:
 	@echo "make docs   write docs/reference.md from the code"
 	@echo "make venv   only install"
 	@echo "make servers  .servers/: vLLM and SGLang for the CPU, for the tests against real engines"
+	@echo "make peers  .peers/: other EAGLE-3 trainers, for the benchmarks of a training step"
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -38,6 +39,9 @@ venv: $(STAMP)
 
 servers:
 	@$(PYTHON) servers/build.py
+
+peers: venv
+	@$(BIN)/python peers/build.py
 
 demo: venv
 	@$(BIN)/python examples/demo/demo.py

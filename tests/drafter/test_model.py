@@ -132,6 +132,7 @@ def test_small_blocks_and_chunks_change_nothing(monkeypatch):
     drafter.zero_grad()
     monkeypatch.setattr(attention, "BLOCK_QUERIES", 2)
     monkeypatch.setitem(loss.CHUNK_ELEMENTS, "cpu", 3 * DRAFTS)
+    monkeypatch.setattr(loss, "CACHE_ELEMENTS", 2 * DRAFTS)
     cut, cut_sums = loss_of(drafter, batch, teacher, "mixed", 3)
     cut.backward()
     torch.testing.assert_close(cut, whole, rtol=1e-12, atol=1e-12)

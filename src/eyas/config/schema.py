@@ -201,6 +201,9 @@ class TrainConfig(Section):
     """Processes on this machine that share each training step; 0: one for each GPU, or one without GPUs."""
     sharding: Literal["ddp", "fsdp"] = "ddp"
     """``ddp``: weights and optimizer are whole in each of several processes; ``fsdp`` (FSDP2) shards both."""
+    trackers: tuple[Literal["tensorboard", "trackio", "wandb", "mlflow"], ...] = ()
+    """Programs that are shown the training as it runs, beside ``drafter/metrics.jsonl``; each is an extra of
+    the package."""
 
     @model_validator(mode="after")
     def _one_start(self) -> TrainConfig:

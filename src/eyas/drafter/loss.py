@@ -35,6 +35,9 @@ MIN_ACCEPTANCE = 1e-6
 CHUNK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26}
 """Logits in a chunk: enough rows for matrix products to run at full rate."""
 
+CACHE_ELEMENTS = 1 << 17
+"""Logits of a block on the CPU: the passes over it, one after the other, find it in the cache of a core."""
+
 Kept = Sequence[npt.NDArray[np.int64]]
 
 
@@ -130,8 +133,12 @@ def _pieces(states: Sequence[Tensor], task: LossTask) -> Iterator[_Piece]:
         end = min(start + size, num_places)
         logits = _wide(F.linear(task.teacher[start:end], task.teacher_head))
         raw = logits.clone() if task.kind == "kl" else None
-        powers, inside, total = _exponentials(logits)
-        teacher = powers.div_(total)
+        normalisers = []
+        for block in _row_blocks(logits):
+            powers, normaliser, sums = _exponentials(logits[block])
+            powers.div_(sums)
+            normalisers.append(normaliser)
+        teacher, inside = logits, torch.cat(normalisers)
         entropy = None if raw is None else torch.linalg.vecdot(teacher, raw) - inside.squeeze(-1)
         mass = None
         if task.log_normaliser is not None:
@@ -162,12 +169,25 @@ def _taker(places: npt.NDArray[np.int64], device: torch.device) -> Any:
     return lambda x: x.index_select(0, index)
 
 
+def _row_blocks(logits: Tensor) -> list[slice]:
+    """Rows of ``[r, K]`` that passes go over together."""
+    size = len(logits) if logits.device.type != "cpu" else max(1, CACHE_ELEMENTS // logits.shape[1])
+    return [slice(start, start + size) for start in range(0, len(logits), max(1, size))]
+
+
 def _losses(kind: LossKind, logits: Tensor, piece: _Piece, weight: float | None = None) -> Tensor:
-    """Row losses ``[r]``; with a weight, ``logits`` become the gradient of the rows' weighted losses.
+    """Row losses ``[r]``; with a weight, ``logits`` become the gradient of the rows' weighted losses."""
+    return torch.cat([
+        _block_losses(kind, logits[rows], piece, rows, weight) for rows in _row_blocks(logits)
+    ])  # fmt: skip
+
+
+def _block_losses(kind: LossKind, logits: Tensor, piece: _Piece, rows: slice, weight: float | None) -> Tensor:
+    """`_losses` of some rows of a piece.
 
     Every pass over ``[r, K]`` costs memory traffic, so they are few and in place: one exponential, no copy.
     """
-    teacher = piece.teacher
+    teacher = piece.teacher[rows]
     scores = torch.linalg.vecdot(teacher, logits) if kind != "lk" else None
     drafted, normaliser, sums = _exponentials(logits)
     losses = logits.new_zeros(len(logits))
@@ -175,13 +195,13 @@ def _losses(kind: LossKind, logits: Tensor, piece: _Piece, weight: float | None 
         losses = normaliser.squeeze(-1) - scores
     if kind == "kl":
         assert piece.negative_entropy is not None
-        losses = losses + piece.negative_entropy
+        losses = losses + piece.negative_entropy[rows]
     if not needs_normaliser(kind):
         if weight is not None:
             drafted.mul_(weight / sums).sub_(teacher, alpha=weight)
         return losses
     assert piece.mass is not None
-    real = teacher * piece.mass
+    real = teacher * piece.mass[rows]
     drafted.div_(sums)
     alpha = torch.minimum(drafted, real).sum(dim=-1, keepdim=True)
     losses = losses - alpha.clamp(min=MIN_ACCEPTANCE).log().squeeze(-1)

@@ -14,6 +14,7 @@ from eyas.base.layout import Layout
 from eyas.base.progress import Progress
 from eyas.base.stop import StopFlag
 from eyas.base.storage import named_storage_errors
+from eyas.drafter.trackers.kinds import require_trackers
 from eyas.pipeline.attempt import Attempt, RecordedProgress, next_number
 from eyas.pipeline.handover import Handover
 from eyas.pipeline.lock import hold_lock
@@ -118,6 +119,7 @@ def run(
     with named_storage_errors(layout.root), hold_lock(layout.state, verb), stop_on_signals(stop):
         sweep_temporaries(layout.written)
         to_redo = set(redo)
+        _require_trackers(project, stages)
         for mends_left in reversed(range(MAX_MENDS + 1)):
             try:
                 _attempt(project, verb, progress, stages, to_redo, retry_failed, result, stop)
@@ -168,6 +170,12 @@ def _attempt(
             attempt.close()
             with contextlib.suppress(EyasError):  # the log has it; the first error matters more
                 ledger.end_attempt(number, str(outcome["outcome"]))
+
+
+def _require_trackers(project: Project, stages: Sequence[Stage]) -> None:
+    """A tracker whose package is missing is said now, not after the hours before training."""
+    trains = any(stage.name == "train" and not stage.look(project).finished for stage in stages)
+    require_trackers(project.config.train.trackers if trains else ())
 
 
 def _require_place(project: Project, ledger: Ledger, progress: Progress) -> None:

@@ -17,7 +17,7 @@ from eyas.stages.records import checkpoint_folders, recorded_capture_recipe, sea
 # what may change in the middle of a training run without changing its result
 _NOT_IN_RECIPE = (
     "checkpoint_minutes", "checkpoint_steps", "keep_checkpoints", "validations", "max_bad_steps",
-    "spike_ratio", "processes", "sharding",
+    "spike_ratio", "processes", "sharding", "trackers",
 )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from eyas.store.reader import StoreReader
 from eyas.targets.dtype import resolve_device
 from eyas.targets.parts import TargetParts, load_parts
 
-_NOT_OF_TRAINER = {"start_from", "processes", "sharding"}
+_NOT_OF_TRAINER = {"start_from", "processes", "sharding", "trackers"}
 
 Brief = Mapping[str, Any]
 """What the first process tells the others: ``dtype``, ``shape``, ``recipe``, ``samples``, ``segments``."""

@@ -14,6 +14,8 @@ from eyas.base.seal import is_sealed, require_seal
 from eyas.drafter.model import EagleDrafter
 from eyas.drafter.settings import TrainSettings
 from eyas.drafter.shape import DrafterShape
+from eyas.drafter.trackers.follower import following
+from eyas.drafter.trackers.interface import TrackedRun
 from eyas.drafter.vocabulary import (
     DraftVocabulary,
     build_vocabulary,
@@ -78,7 +80,10 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
     def start(drafter: EagleDrafter, samples: StoredSamples) -> None:
         _start(drafter, settings, vocabulary, parts, samples, begun, context)
 
-    with _world(project, context, place, size, device) as world:
+    followed = following(
+        layout.metrics, _tracked_run(project), project.config.train.trackers, context.progress.say
+    )
+    with _world(project, context, place, size, device) as world, followed:
         result = train_together(
             project,
             world,
@@ -117,6 +122,13 @@ def _world(
     logs = project.layout.logs / f"attempt-{context.attempt:04d}"
     threads = torch.get_num_threads()
     return started(project, size, device, threads, logs, context.progress, context.stop)
+
+
+def _tracked_run(project: Project) -> TrackedRun:
+    settings = project.config.train.model_dump(mode="json", exclude={"trackers"})
+    flat = {f"train.{key}": value for key, value in settings.items()}
+    target = {"target": project.config.target.model}
+    return TrackedRun(project.layout.root.name, project.layout.drafter / "trackers", {**target, **flat})
 
 
 def _start(

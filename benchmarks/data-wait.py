@@ -1,0 +1,154 @@
+"""Share of the training time in which a step waits for its batch, beside preparing none ahead."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from benchmarks.append import write_store
+from benchmarks.training.case import Case
+from benchmarks.training.compare import add_sizes, case_of
+
+from eyas.base.progress import SilentProgress
+from eyas.base.stop import StopFlag
+from eyas.drafter.model import EagleDrafter
+from eyas.drafter.passes import BatchPasses
+from eyas.drafter.schedule import pack_by_tokens
+from eyas.drafter.settings import TrainSettings
+from eyas.drafter.teacher import Teacher
+from eyas.drafter.trainer import Trainer, TrainingPlace
+from eyas.drafter.vocabulary import DraftVocabulary
+from eyas.stages.stored_states import StoredSamples
+from eyas.store.ledger import Ledger
+from eyas.store.reader import StoreReader
+from eyas.store.samples import last_rows, sample_id
+from eyas.store.segment import CapturedSample
+from eyas.store.tensors import StoredTensor
+
+LIMIT = 0.02
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--samples", type=int, default=90, help="samples in the store, 128 to 384 tokens each"
+    )
+    parser.add_argument("--batch-tokens", type=int, default=512, help="as train.batch_tokens")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: all cores")
+    parser.add_argument("--folder", type=Path, default=None, help="where the store is written")
+    add_sizes(parser)
+    parser.set_defaults(steps=3)
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """One epoch of the trainer itself on a real store of random states; every read hashes what it reads."""
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    case = case_of(arguments)
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
+        folder = Path(name)
+        write_store(folder, _samples(case, arguments.samples))
+        with Ledger.open_read_only(folder / "ledger.db") as ledger:
+            reader, entries = StoreReader(folder / "segments", ledger), list(ledger.entries())
+        settings = TrainSettings(
+            epochs=1,
+            batch_tokens=arguments.batch_tokens,
+            steps=case.steps,
+            dtype=case.dtype,
+            checkpoint_minutes=1e9,
+        )
+        drafter, teacher = _models(case)
+        trainer = Trainer(
+            drafter,
+            teacher,
+            StoredSamples(reader, entries),
+            None,
+            settings,
+            TrainingPlace(folder / "checkpoints", folder / "metrics.jsonl", shutil.move),
+            recipe={"benchmark": "data-wait"},
+            start=lambda: drafter.initialise(0),
+            progress=SilentProgress(),
+            stop=StopFlag(),
+        )
+        trainer.run()
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        # the first batch cannot be prepared ahead of anything
+        steps = [row for row in rows if row["kind"] == "train"][1:]
+        waited = sum(row["data_wait_seconds"] for row in steps)
+        lengths = {entry.id: entry.length for entry in entries}
+        total = _seconds(steps)
+        alone = _prepare_alone(
+            BatchPasses(drafter, teacher, settings), StoredSamples(reader, entries), lengths, settings
+        ) * len(steps)
+    return {
+        "name": "data-wait",
+        "value": round(waited / total, 5),
+        "unit": "share of training time",
+        "baseline": round(alone / (alone + total - waited), 5),
+        "ratio": round((waited / total) / (alone / (alone + total - waited)), 4),
+        "details": {
+            "baseline_is": "the same share if each batch were prepared when its step needs it",
+            "limit": LIMIT,
+            "steps": len(steps),
+            "seconds": round(total, 3),
+            "longest_wait_seconds": round(max(row["data_wait_seconds"] for row in steps), 4),
+            "prepare_seconds_a_step": round(alone / len(steps), 5),
+            "threads": torch.get_num_threads(),
+        },
+    }
+
+
+def _samples(case: Case, count: int) -> list[CapturedSample]:
+    rng = np.random.default_rng(case.seed)
+    samples = []
+    for _ in range(count):
+        length = int(rng.integers(128, 385))
+        tokens = rng.integers(0, case.vocab, length, dtype=np.int32)
+        spans = ((length // 4, length),)
+        numbers = torch.from_numpy(rng.standard_normal((length, case.num_aux + 1, case.hidden), np.float32))
+        states = numbers.to(torch.bfloat16).view(torch.uint16).numpy()
+        last = np.ascontiguousarray(states[last_rows(spans, length), -1])
+        aux = np.ascontiguousarray(states[:, :-1])
+        samples.append(
+            CapturedSample(
+                sample_id(tokens, spans), tokens, spans, StoredTensor("BF16", aux), StoredTensor("BF16", last)
+            )
+        )
+    return samples
+
+
+def _models(case: Case) -> tuple[EagleDrafter, Teacher]:
+    generator = torch.Generator().manual_seed(case.seed)
+    head = torch.randn(case.vocab, case.hidden, generator=generator) * case.hidden**-0.5
+    vocabulary = DraftVocabulary(np.arange(case.drafts, dtype=np.int64), case.vocab)
+    dtype = case.torch_dtype()
+    return EagleDrafter(case.shape(), head.to(dtype)), Teacher(
+        head, vocabulary, device=torch.device("cpu"), dtype=dtype
+    )
+
+
+def _seconds(steps: list[dict[str, Any]]) -> float:
+    """Time of the steps, waits included: tokens of each by its own rate."""
+    seconds, before = 0.0, None
+    for row in steps:
+        if before is not None:
+            seconds += (row["tokens"] - before) / row["tokens_per_second"]
+        before = row["tokens"]
+    return seconds * len(steps) / max(1, len(steps) - 1)
+
+
+def _prepare_alone(
+    passes: BatchPasses, samples: StoredSamples, lengths: dict[str, int], settings: TrainSettings
+) -> float:
+    """Seconds to read, hash and pack one step's batch, with nothing beside it."""
+    batches = pack_by_tokens(sorted(lengths), lengths, settings.batch_tokens)
+    started = time.perf_counter()
+    for ids in batches:
+        passes.prepare(samples, ids)
+    return (time.perf_counter() - started) / len(batches)

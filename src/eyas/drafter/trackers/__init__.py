@@ -1,0 +1,1 @@
+"""Other programs' views of a training run, fed from its metrics file."""
