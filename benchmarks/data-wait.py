@@ -70,7 +70,11 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             StoredSamples(reader, entries),
             None,
             settings,
-            TrainingPlace(folder / "checkpoints", folder / "metrics.jsonl", shutil.move),
+            TrainingPlace(
+                folder / "checkpoints",
+                folder / "metrics.jsonl",
+                lambda path, why: shutil.rmtree(path),
+            ),
             recipe={"benchmark": "data-wait"},
             start=lambda: drafter.initialise(0),
             progress=SilentProgress(),

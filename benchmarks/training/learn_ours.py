@@ -9,7 +9,7 @@ from torch import Tensor
 from eyas.drafter.model import EagleDrafter
 from eyas.drafter.passes import BatchPasses
 from eyas.drafter.schedule import TrainingPlan, learning_rate
-from eyas.drafter.trainer import make_optimizer
+from eyas.drafter.stepping import make_optimizer
 from eyas.drafter.warmstart import give_first_weights
 
 

@@ -1,14 +1,16 @@
 """The recipe of SpecForge 0.2.0 by its defaults: random start, one sample a step, its optimizer.
 
-Learning rate 1e-4 with a cosine after 1.5% of warm-up, gradients clipped at 0.5, seven draft steps weighted by 0.8^j.
+Learning rate 1e-4 with a cosine after 1.5% of warm-up, gradients clipped at 0.5, seven draft steps weighted
+by 0.8^j.
 """
 
 from __future__ import annotations
 
 import torch
 from benchmarks.training.learner import Lesson, full_rows
-from benchmarks.training.of_specforge import make_model, padding
+from benchmarks.training.of_specforge import make_model
 from specforge.optimizer import BF16Optimizer
+from specforge.utils import padding
 from torch import Tensor
 
 STEPS, GAMMA = 7, 0.8

@@ -35,8 +35,7 @@ class _StandIn(types.ModuleType):
 def _triton_imports() -> Iterator[None]:
     """``import triton`` succeeds within; no kernel can be launched."""
     triton, language = _StandIn("triton"), _StandIn("triton.language")
-    triton.jit = lambda function: function
-    triton.language = language
+    vars(triton).update(jit=lambda function: function, language=language)
     for module in (triton, language):
         module.__spec__ = importlib.machinery.ModuleSpec(module.__name__, None)
         sys.modules[module.__name__] = module

@@ -54,5 +54,8 @@ class _One:
     def lengths(self) -> dict[str, int]:
         return {self._sample.id: len(self._sample.tokens)}
 
+    def supervised(self) -> dict[str, int]:
+        return {self._sample.id: sum(end - start for start, end in self._sample.spans)}
+
     def load(self, ids: object) -> list[TrainingSample]:
         return [self._sample]
