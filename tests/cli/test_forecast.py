@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from eyas.report.forecast import forecast
+from eyas.stages.project import Project
 from tests.cli.command import eyas
 from tests.projects import make_project, tiny_target
 
@@ -42,3 +44,12 @@ def test_a_small_run_writes_what_was_forecast(tmp_path: Path) -> None:
         data += path.stat().st_size - 8 - header
     assert found["basis"] == "counted"
     assert found["store_bytes"] == pytest.approx(data, rel=0.01)
+    assert eyas("run", "--project", root).code == 0
+    exported = (root / "exports" / "eagle3" / "model.safetensors").stat().st_size
+    trained = forecast(Project.open(root))
+    assert trained is not None
+    # with the draft vocabulary chosen its size is known; before, the largest possible was taken
+    assert trained.export_bytes == pytest.approx(exported, rel=0.08)
+    assert found["export_bytes"] > 1.1 * trained.export_bytes
+    again = eyas("run", "--dry-run", "--project", root)
+    assert "forecast" not in again.out  # nothing is left to be written

@@ -10,8 +10,10 @@ its comment names: ``# exit code 14``. What it shows has to follow word by word 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -105,6 +107,7 @@ def run_page(page: Path, folder: Path, replaced: dict[str, str], environment: di
         text=True,
         cwd=folder,
         env={**os.environ, **environment},
+        start_new_session=True,
     )
     count = 0
     try:
@@ -120,15 +123,21 @@ def run_page(page: Path, folder: Path, replaced: dict[str, str], environment: di
             if step.shown is not None and (line := first_difference(step.shown, real)) is not None:
                 raise PageFailed(f"{place}\ndoes not show: {line}\nit shows:\n{said}")
     finally:
-        shell.kill()
+        _end(shell)
         shell.communicate()
     return count
+
+
+def _end(shell: subprocess.Popen[str]) -> None:
+    """Kill the shell and what it left in the background."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(shell.pid, signal.SIGKILL)
 
 
 def _carried_out(shell: subprocess.Popen[str], command: str) -> tuple[int, list[str]]:
     assert shell.stdin is not None
     assert shell.stdout is not None
-    watchdog = threading.Timer(_COMMAND_SECONDS, shell.kill)
+    watchdog = threading.Timer(_COMMAND_SECONDS, _end, [shell])
     watchdog.start()
     shell.stdin.write(f"{{ {command}\n}} </dev/null; code=$?; echo; echo {_END} $code\n")
     shell.stdin.flush()

@@ -76,6 +76,12 @@ def stored_segments(root: Path) -> int:
     return 0
 
 
+def captures(root: Path) -> bool:
+    """Whether the run has come to capturing: before, its servers start, and nothing is to be written yet."""
+    logs = sorted((root / "logs").glob("attempt-*/events.jsonl"))
+    return bool(logs) and '"label": "capture"' in logs[-1].read_text()
+
+
 def until_full_and_killed(root: Path, below: Path) -> None:
     """Run until the storage under the image has run full with a few segments on it; then kill -9."""
     used = int(subprocess.check_output(["du", "-sk", str(below)]).split()[0])
@@ -87,7 +93,7 @@ def until_full_and_killed(root: Path, below: Path) -> None:
         while stored_segments(root) < 4 and run.poll() is None:
             assert time.monotonic() < deadline, "the run does not store anything"
             time.sleep(0.5)
-            if stored_segments(root) < 4 and (root / "store" / "store.json").exists():
+            if stored_segments(root) < 4 and captures(root):
                 room += 60
                 remount(below, f"size={used + room}k")
     finally:

@@ -60,6 +60,10 @@ def test_round_trip(source: Path, tmp_path: Path, layout: str) -> None:
     assert len([p for p in folder.rglob("*") if p.is_file()]) == len(content) + 1
     root = emptied(source, tmp_path / "p")
     words = ("store", "import", folder, "--layout", layout, *post, "--project", root, "--json")
+    plain = eyas(*words[:-1], "--dry-run")
+    assert plain.err.splitlines()[-1] == (
+        f"next: eyas store import {folder} --layout {layout} --last post_norm --project {root}"
+    )
     dry = eyas(*words, "--dry-run")
     assert dry.json["fit"] == len(content)
     assert not (root / "store").exists()
@@ -67,6 +71,8 @@ def test_round_trip(source: Path, tmp_path: Path, layout: str) -> None:
     assert done.code == 0, done.out
     assert (done.json["stored"], done.json["left_alone"]) == (len(content), [])
     assert store_content(root) == content
+    stages = eyas("status", "--project", root, "--json").json["stages"]
+    assert next(s["done"] for s in stages if s["name"] == "extract") == len(content)
     again = eyas(*words)
     assert (again.json["stored"], again.json["known"]) == (0, len(content))
     assert eyas("verify", "--deep", "--project", root).code == 0

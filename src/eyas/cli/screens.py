@@ -185,5 +185,6 @@ def _wrapped(line: str, width: int) -> list[str]:
     """A line in as many as it needs; those that follow are indented as its text is."""
     if len(line) <= width:
         return [line]
-    indent = _INDENT if line[:_INDENT].endswith("  ") else 2
+    text = line[_INDENT:]
+    indent = _INDENT + len(text) - len(text.lstrip()) if line[:_INDENT].endswith("  ") else 2
     return textwrap.wrap(line, width, subsequent_indent=" " * indent, break_on_hyphens=False)
