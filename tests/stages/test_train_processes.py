@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import shutil
@@ -27,18 +26,16 @@ from eyas.drafter.schedule import TrainingPlan, dealt_out
 from eyas.drafter.vocabulary import load_vocabulary
 from eyas.pipeline.order import STAGES
 from eyas.stages.project import Project
-from eyas.stages.train import work, worker
+from eyas.stages.train import work
 from eyas.stages.train.launch import Helpers
 from eyas.stages.train.meeting import LOCAL, Board
 from eyas.stages.train.outer import OuterPlace
 from eyas.store.ledger import Ledger
 from tests.drafter.test_trainer import rows_of
-from tests.faults.forked import error_of, run_here, start_child
+from tests.faults.forked import error_of, run_here
 from tests.projects import make_project, tiny_target, weights_digest
 
-WIDE = ("train.accumulate=2", "train.dtype=float64")
-TWO = ("train.processes=2", *WIDE)
-TRAIN = [stage for stage in STAGES if stage.name == "train"]
+TWO = ("train.processes=2", "train.accumulate=2", "train.dtype=float64")
 LONG = (*TWO, "train.epochs=500", "train.checkpoint_minutes=60")
 
 
@@ -57,28 +54,30 @@ def project(captured: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(captured, tmp_path / "p", symlinks=True))
 
 
-def await_step(root: Path, child: int, step: int) -> None:
+def eyas_train(root: Path, overrides: tuple[str, ...], *launcher: str) -> subprocess.Popen[str]:
+    words = ["train", "--project", str(root), *(f"--set={value}" for value in overrides)]
+    return subprocess.Popen(
+        [sys.executable, *launcher, "-m", "eyas", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+    )
+
+
+def await_step(root: Path, child: subprocess.Popen[str], step: int) -> None:
     deadline = time.monotonic() + 90
-    while time.monotonic() < deadline and not ended(child):
+    while time.monotonic() < deadline and child.poll() is None:
         with contextlib.suppress(OSError, ValueError):
             if len(rows_of(root / "drafter", "train")) >= step:
                 return
         time.sleep(0.02)
-    os.kill(child, signal.SIGKILL)
-    raise AssertionError(f"no step {step}: {error_of(root)}")
+    child.kill()
+    raise AssertionError(f"no step {step}: {child.communicate()[0]}")
 
 
-def ended(child: int) -> bool:
-    """Whether it has ended; it is not reaped."""
-    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def await_end(child: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def helpers_of(child: int) -> list[psutil.Process]:
-    found = psutil.Process(child).children(recursive=True)
+def helpers_of(child: subprocess.Popen[str]) -> list[psutil.Process]:
+    found = psutil.Process(child.pid).children(recursive=True)
     return [process for process in found if "eyas.stages.train.worker" in " ".join(process.cmdline())]
 
 
@@ -91,37 +90,27 @@ def weights(root: Path) -> dict[str, torch.Tensor]:
     return read_checkpoint(list_checkpoints(Layout(root).checkpoints)[-1]).model
 
 
-def trained(captured: Path, root: Path, *overrides: str) -> Path:
-    """A copy of the captured project, trained."""
-    shutil.copytree(captured, root, symlinks=True)
-    assert run_here(root, TRAIN, ("train.accumulate=2", "train.dtype=float64", *overrides)) == 0, error_of(
-        root
-    )
-    return root
-
-
-@pytest.fixture(scope="module")
-def trained_by_two(captured: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained(captured, tmp_path_factory.mktemp("two") / "p", "train.processes=2")
-
-
-def test_two_processes_train_what_one_trains(captured: Path, trained_by_two: Path, tmp_path: Path) -> None:
-    alone = trained(captured, tmp_path / "alone")
-    sharded = trained(captured, tmp_path / "fsdp", "train.processes=2", "train.sharding=fsdp")
-    for root in (trained_by_two, sharded):
+def test_two_processes_train_what_one_trains(project: Path, captured: Path, tmp_path: Path) -> None:
+    alone = Path(shutil.copytree(captured, tmp_path / "alone", symlinks=True))
+    train = [stage for stage in STAGES if stage.name == "train"]
+    assert run_here(alone, train, ("train.accumulate=2", "train.dtype=float64")) == 0, error_of(alone)
+    for overrides in (TWO, (*TWO, "train.sharding=fsdp")):
+        root = Path(shutil.copytree(captured, tmp_path / overrides[-1].split("=")[1], symlinks=True))
+        assert run_here(root, train, overrides) == 0, error_of(root)
         for name, tensor in weights(alone).items():
             torch.testing.assert_close(weights(root)[name], tensor, rtol=1e-9, atol=1e-9)
         steps, expected = rows_of(root / "drafter", "train"), rows_of(alone / "drafter", "train")
         assert [row["supervised_rows"] for row in steps] == [row["supervised_rows"] for row in expected]
-    # another number of processes is no other recipe: all is done
-    assert run_here(sharded, TRAIN, WIDE) == 0
-    assert len(rows_of(sharded / "drafter", "train")) == len(steps)
+        # another number of processes is no other recipe: all is done
+        assert run_here(root, train, ("train.accumulate=2", "train.dtype=float64")) == 0
+        assert len(rows_of(root / "drafter", "train")) == len(steps)
 
 
 def test_a_lost_vocabulary_comes_back_from_a_checkpoint(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run_here(project, TRAIN, ("drafter.vocab_size=40",)) == 0, error_of(project)
+    train = [stage for stage in STAGES if stage.name == "train"]
+    assert run_here(project, train, ("drafter.vocab_size=40",)) == 0, error_of(project)
     layout = Layout(project)
     before = load_vocabulary(layout.vocabulary)
     assert before.size == 40
@@ -131,7 +120,7 @@ def test_a_lost_vocabulary_comes_back_from_a_checkpoint(
         shutil.rmtree(folder)  # so that there is something left to train
     # what the data would suggest now is not asked
     monkeypatch.setattr(work, "build_vocabulary", None)
-    assert run_here(project, TRAIN, ("drafter.vocab_size=40",)) == 0, error_of(project)
+    assert run_here(project, train, ("drafter.vocab_size=40",)) == 0, error_of(project)
     assert load_vocabulary(layout.vocabulary) == before
     assert weights_digest(project) == digest
 
@@ -149,9 +138,10 @@ def flip_sample(root: Path, sample: str) -> Path:
     return path
 
 
-def test_damage_that_a_helper_finds_is_mended(trained_by_two: Path, tmp_path: Path) -> None:
-    root = Path(shutil.copytree(trained_by_two, tmp_path / "p", symlinks=True))
-    layout, digest = Layout(root), weights_digest(root)
+def test_damage_that_a_helper_finds_is_mended(project: Path) -> None:
+    train = [stage for stage in STAGES if stage.name in ("prepare", "regenerate", "extract", "train")]
+    assert run_here(project, train, TWO) == 0, error_of(project)
+    layout, digest = Layout(project), weights_digest(project)
     shutil.rmtree(list_checkpoints(layout.checkpoints)[-1])  # something is left to train, without a new start
     step = read_checkpoint(list_checkpoints(layout.checkpoints)[-1]).state.step
     with Ledger.open_read_only(layout.ledger) as ledger:
@@ -160,45 +150,46 @@ def test_damage_that_a_helper_finds_is_mended(trained_by_two: Path, tmp_path: Pa
     costs = {entry.id: entry.length + 4.0 * 3 * entry.num_supervised for entry in entries}
     plan = TrainingPlan(lengths, epochs=2, batch_tokens=160, accumulate=2, seed=0)
     of_helper = dealt_out(plan.steps[step], lengths, costs, 160, 2)[1][0][0]
-    segment = flip_sample(root, of_helper)
-    stages = [stage for stage in STAGES if stage.name in ("prepare", "regenerate", "extract", "train")]
-    assert run_here(root, stages, TWO) == 0, error_of(root)
+    segment = flip_sample(project, of_helper)
+    assert run_here(project, train, TWO) == 0, error_of(project)
     assert [path for path in layout.set_aside.iterdir() if segment.name in path.name]
-    assert weights_digest(root) == digest
+    assert weights_digest(project) == digest
     said = "".join(path.read_text() for path in layout.logs.glob("attempt-*/rank-1.log"))
     assert "SegmentDamaged" in said
 
 
 def test_a_killed_helper_ends_all_soon_with_the_state_saved(project: Path) -> None:
-    child = start_child(project, overrides=LONG)
+    child = eyas_train(project, LONG)
     await_step(project, child, 3)
     (helper,) = helpers_of(child)
     helper.kill()
     killed = time.monotonic()
-    assert await_end(child) == WorkerLost.exit_code
+    output, _ = child.communicate(timeout=60)
     seconds = time.monotonic() - killed
     print(f"ended {seconds:.1f} s after a helper was killed")
     assert seconds < 20
-    assert "ended by signal SIGKILL" in error_of(project)
-    assert "rank-1.log" in error_of(project)
+    assert child.returncode == WorkerLost.exit_code, output
+    assert "ended by signal SIGKILL" in output
+    assert "rank-1.log" in output
     saved = list_checkpoints(Layout(project).checkpoints)
     # nothing asked for a checkpoint yet: this one was made on the way out, of the last whole step
     assert [path.name for path in saved] == [f"step-{rows_of(project / 'drafter', 'train')[-1]['step']:08d}"]
 
 
 def test_sigterm_saves_and_leaves_nobody_behind(project: Path) -> None:
-    child = start_child(project, overrides=LONG)
+    child = eyas_train(project, LONG)
     await_step(project, child, 3)
     helpers = helpers_of(child)
-    together = [psutil.Process(child), *helpers]
+    together = [psutil.Process(child.pid), *helpers]
     addresses = {
         c.laddr.ip.removeprefix("::ffff:") for process in together for c in process.net_connections()
     }
     assert addresses == {LOCAL}  # nobody else is to reach them
-    os.kill(child, signal.SIGTERM)
+    child.send_signal(signal.SIGTERM)
     asked = time.monotonic()
-    assert await_end(child) == 143
+    output, _ = child.communicate(timeout=60)
     assert time.monotonic() - asked < 20
+    assert child.returncode == 143, output
     assert helpers
     assert all_gone(helpers, 1)
     last = rows_of(project / "drafter", "train")[-1]["step"]
@@ -206,43 +197,30 @@ def test_sigterm_saves_and_leaves_nobody_behind(project: Path) -> None:
 
 
 def test_helpers_end_with_the_first_process(project: Path) -> None:
-    child = start_child(project, overrides=LONG)
+    child = eyas_train(project, LONG)
     await_step(project, child, 1)
     helpers = helpers_of(child)
-    os.kill(child, signal.SIGKILL)
-    assert await_end(child) == -signal.SIGKILL
+    child.kill()
+    child.communicate()
     assert helpers
     assert all_gone(helpers, 10)
 
 
-def test_an_outer_torchrun(project: Path, trained_by_two: Path) -> None:
-    words = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "eyas", "train"]
-    done = subprocess.run(
-        [
-            sys.executable,
-            *words,
-            "--project",
-            str(project),
-            "--set=train.accumulate=2",
-            "--set=train.dtype=float64",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    for name, tensor in weights(trained_by_two).items():
+def test_an_outer_torchrun(project: Path, captured: Path, tmp_path: Path) -> None:
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "--standalone")
+    overrides = ("train.accumulate=2", "train.dtype=float64")
+    child = eyas_train(project, overrides, *launcher)
+    output, _ = child.communicate(timeout=200)
+    assert child.returncode == 0, output
+    ours = Path(shutil.copytree(captured, tmp_path / "own", symlinks=True))
+    assert run_here(ours, [stage for stage in STAGES if stage.name == "train"], TWO) == 0, error_of(ours)
+    for name, tensor in weights(ours).items():
         assert torch.equal(weights(project)[name], tensor), name
-
-
-def test_who_waits_for_the_first_is_let_go_when_there_is_nothing_to_train(project: Path) -> None:
-    board = Board.of_this_machine()  # the launcher's own
-    place = OuterPlace(1, 2, 1, 2, LOCAL, board.port, has_board=True, attempt=0)
-    threading.Timer(0.3, worker.release, [dataclasses.replace(place, rank=0, local_rank=0)]).start()
-    began = time.monotonic()
-    assert worker.follow(Project.open(project), place) == 0
-    assert 0.2 < time.monotonic() - began < 10
+    # again: the first finds nothing to do and lets the other go
+    child = eyas_train(project, overrides, *launcher)
+    output, _ = child.communicate(timeout=200)
+    assert child.returncode == 0, output
+    assert "done already" in output
 
 
 def test_an_error_is_told_as_the_class_it_is() -> None:
