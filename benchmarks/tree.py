@@ -52,7 +52,9 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     settings = DecodeSettings(arguments.max_new_tokens, frozenset(renderer.end_tokens))
 
     def answers(drafting: Drafting | None) -> tuple[list[list[int]], AcceptanceCounts, float]:
-        found, counts, started = [], [], time.perf_counter()
+        found: list[list[int]] = []
+        counts: list[AcceptanceCounts] = []
+        started = time.perf_counter()
         for start in range(0, len(prompts), 8):
             group = prompts[start : start + 8]
             for answer in decode(target.session(len(group)), group, settings, drafting):
@@ -65,7 +67,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     ways = {"chain": chain}
     for total in (int(word) for word in arguments.total.split(",")):
         ways[f"tree of {total}"] = replace(chain, tree=TreeShape(arguments.depth, arguments.top_k, total))
-    rows = {}
+    rows: dict[str, dict[str, Any]] = {}
     for name, drafting in ways.items():
         texts, counts, seconds = answers(drafting)
         rows[name] = {
@@ -75,8 +77,9 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             "seconds": round(seconds, 2),
         }
         print(f"{name}: {rows[name]}", file=sys.stderr)
-    best = max((name for name in rows if name != "chain"), key=lambda name: rows[name]["acceptance_length"])
-    value, baseline = rows[best]["acceptance_length"], rows["chain"]["acceptance_length"]
+    lengths = {name: float(row["acceptance_length"]) for name, row in rows.items()}
+    best = max((name for name in lengths if name != "chain"), key=lambda name: lengths[name])
+    value, baseline = lengths[best], lengths["chain"]
     return {
         "name": NAME,
         "value": value,
