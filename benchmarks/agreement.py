@@ -78,7 +78,7 @@ def _in_this_process(
     chosen = held_out[:: max(1, len(held_out) // arguments.prompts)][: arguments.prompts]
     prompts = [prompt for one in chosen if (prompt := one.next_prompt()) is not None]
     target = LocalTarget.load(project.resolved.model, "cpu", "float32")
-    embedding = load_parts(project.resolved.model, torch.device("cpu"), target.dtype).embedding
+    embedding = load_parts(project.resolved.model, "cpu", target.dtype).embedding
     drafter = trained.drafter(embedding, target.dtype)
     ids, layers = torch.from_numpy(trained.vocabulary.target_ids), project.resolved.aux_layers
     settings = DecodeSettings(arguments.max_new_tokens, frozenset(renderer.end_tokens))

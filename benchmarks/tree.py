@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     chosen = held_out[:: max(1, len(held_out) // arguments.prompts)][: arguments.prompts]
     prompts = [prompt for one in chosen if (prompt := one.next_prompt()) is not None]
     target = LocalTarget.load(project.resolved.model, "cpu", "float32")
-    embedding = load_parts(project.resolved.model, torch.device("cpu"), target.dtype).embedding
+    embedding = load_parts(project.resolved.model, "cpu", target.dtype).embedding
     chain = Drafting(
         trained.drafter(embedding, target.dtype),
         torch.from_numpy(trained.vocabulary.target_ids),
