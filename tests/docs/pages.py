@@ -4,7 +4,8 @@ Fenced ``console`` blocks hold commands (``$ ``, continued by ``> ``) and what t
 commands alone. All commands of a page run in one shell. A command has to end with 0, or with the code that
 its comment names: ``# exit code 14``. What it shows has to follow word by word and line by line, except:
 
-- any number (with its unit) stands for any other, one thing for several, and any run of spaces or rules for any other;
+- any number (with its unit) stands for any other, and one thing for several;
+- any run of spaces or rules stands for any other;
 - ``...`` stands for any text; a line of its own stands for any lines.
 """
 
