@@ -19,7 +19,7 @@ def test_doctor_tells_the_mending_command_and_the_worst_exit_code(tmp_path: Path
     lines = seen.out.splitlines()
     (number,) = [i for i, line in enumerate(lines) if line.startswith("damage  store")]
     assert segment.name in lines[number]
-    assert lines[number + 1].strip() == "-> eyas recover"
+    assert lines[number + 1].strip() == f"-> eyas recover --project {root}"
     assert all(
         line[:8].strip() in {"ok", "skipped", "unknown", "warn", "damage", "failed", ""} for line in lines
     )

@@ -4,7 +4,8 @@ Fenced ``console`` blocks hold commands (``$ ``, continued by ``> ``) and what t
 commands alone. All commands of a page run in one shell. A command has to end with 0, or with the code that
 its comment names: ``# exit code 14``. What it shows has to follow word by word and line by line, except:
 
-- any number (with its unit) stands for any other, and any run of spaces or rules for any other;
+- any number (with its unit) stands for any other, and one thing for several;
+- any run of spaces or rules stands for any other;
 - ``...`` stands for any text; a line of its own stands for any lines.
 """
 
@@ -64,8 +65,9 @@ def _code(command: str) -> int:
 
 
 def loose(line: str) -> str:
-    """A line as it is compared."""
-    return " ".join(re.sub(r"[─━]+", "─", _NUMBER.sub("#", line)).split())
+    """A line as it is compared: ``1 segment`` is as good as ``6 segments``."""
+    counted = re.sub(r"# ([a-z]+?)s\b", r"# \1", _NUMBER.sub("#", line))
+    return " ".join(re.sub(r"[─━]+", "─", counted).split())
 
 
 def first_difference(shown: tuple[str, ...], real: list[str]) -> str | None:

@@ -82,6 +82,12 @@ def test_what_is_replaced_has_to_be_there(tmp_path: Path) -> None:
         run_page(write(tmp_path, PAGE), tmp_path, {"never said": "x"}, {})
 
 
+def test_numbers_units_and_plurals_are_compared_loosely() -> None:
+    real = ["store  1 segment, 24 samples, 3.5 MB in 1 min 2 s"]
+    assert first_difference(("store 6 segments, 1 sample, 12 kB in 0.8 s",), real) is None
+    assert first_difference(("store 6 folders, 1 sample, 12 kB in 0.8 s",), real) is not None
+
+
 def test_lines_are_looked_for_behind_a_first_fit() -> None:
     real = ["begin 1", "no damage", "begin 2", "damage in 3 files", "end"]
     assert first_difference(("...", "begin 9", "damage in 1 files", "end"), real) is None
