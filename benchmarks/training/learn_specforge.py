@@ -1,6 +1,7 @@
 """The recipe of SpecForge 0.2.0 by its defaults: random start, one sample a step, its optimizer.
 
-Learning rate 1e-4 with a cosine after 1.5% of warm-up, gradients clipped at 0.5, seven draft steps weighted by 0.8^j.
+Learning rate 1e-4 with a cosine after 1.5% of warm-up, gradients clipped at 0.5, seven draft steps weighted
+by 0.8^j.
 """
 
 from __future__ import annotations
