@@ -10,11 +10,15 @@ export TOKENIZERS_PARALLELISM := false
 # a spinning OpenMP thread costs more than a sleeping one as soon as anything else runs
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: help venv servers peers demo test faults lint bench docs
+# test files are shared among this many processes
+WORKERS ?= 2
+
+.PHONY: help venv servers peers demo test test-servers faults lint bench docs
 
 help:
 	@echo "make demo   train and evaluate a drafter for SmolLM2-135M in demo/"
 	@echo "make test   lint, types, floors and the everyday tests"
+	@echo "make test-servers  the tests against real vLLM and SGLang; make servers installs these"
 	@echo "make faults the long form of the fault suite (hours; root, for its mounts); in pieces:"
 	@echo "            make faults SEED=7 PARTS=0-4, of 20 parts that need nothing of each other"
 	@echo "make lint   ruff, mypy, import-linter"
@@ -49,7 +53,10 @@ lint: venv
 	$(BIN)/lint-imports --no-cache
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not servers" --numprocesses $(WORKERS) --dist loadfile
+
+test-servers: venv
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m servers
 
 faults: venv
 	EYAS_LONG_FAULTS=1 $(if $(PARTS),EYAS_PARTS=$(PARTS)) $(if $(SEED),EYAS_SEED=$(SEED)) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults tests/store -s

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from benchmarks.append import make_samples, write_store, write_torch
 
+from eyas.stages.stored_states import to_torch
 from eyas.store.ledger import Ledger
 from eyas.store.reader import StoreReader
 
@@ -30,14 +31,13 @@ def read_torch(folder: Path, order: list[str], batch: torch.Tensor) -> None:
 
 
 def read_store(reader: StoreReader, order: list[str], batch: torch.Tensor) -> None:
-    """Views into mapped segments, copied once: into the batch."""
-    rows = batch.view(torch.uint16).numpy()
+    """Views into mapped segments, as the trainer takes them, copied once: into the batch."""
     for number, sample in enumerate(order):
         stored = reader.sample(sample)
-        aux, last = stored.aux.array.reshape(stored.aux.shape[0], -1), stored.last.array
-        place = rows[number % _SAMPLES_PER_BATCH]
-        place[: len(aux), : aux.shape[1]] = aux
-        place[: len(last), aux.shape[1] :] = last
+        aux, last = to_torch(stored.aux).flatten(1), to_torch(stored.last)
+        place = batch[number % _SAMPLES_PER_BATCH]
+        place[: len(aux), : aux.shape[1]].copy_(aux)
+        place[: len(last), aux.shape[1] :].copy_(last)
 
 
 def run(root: Path | None = None) -> dict[str, Any]:

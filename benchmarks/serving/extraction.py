@@ -88,7 +88,9 @@ def measure(name: str, engine: str, limit: float, arguments: argparse.Namespace)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         project = _project(place / "capture", engine, arguments, samples)
-        plain = _project(place / "plain", engine, arguments, samples)
+        # prompts come again each round, and vLLM would remember them
+        no_memory = "no-enable-prefix-caching = true\n" if engine == "vllm" else ""
+        plain = _project(place / "plain", engine, arguments, samples, no_memory)
         with (
             Servers.open(
                 project.config, project.layout.root, "capture", log_folder=place, say=_say
@@ -131,8 +133,10 @@ def measure(name: str, engine: str, limit: float, arguments: argparse.Namespace)
     }
 
 
-def _cpu_seconds(pid: int) -> float:
+def _cpu_seconds(pid: int | None) -> float:
     """CPU seconds of a server's processes so far; steadier than the clock beside other work."""
+    if pid is None:
+        raise SystemExit("the server is not one that this benchmark started")
     root = psutil.Process(pid)
     return sum(sum(one.cpu_times()[:2]) for one in [root, *root.children(recursive=True)])
 
@@ -163,7 +167,9 @@ def _make_samples(num_tokens: int, model: Path) -> list[Any]:
     return samples
 
 
-def _project(root: Path, engine: str, arguments: argparse.Namespace, samples: Sequence[Any]) -> Any:
+def _project(
+    root: Path, engine: str, arguments: argparse.Namespace, samples: Sequence[Any], more_arguments: str = ""
+) -> Any:
     from eyas.base.seal import sealed_folder
     from eyas.stages.project import Project
     from eyas.store.samples import write_samples
@@ -178,6 +184,7 @@ def _project(root: Path, engine: str, arguments: argparse.Namespace, samples: Se
             beside=Path(arguments.python).parents[1] / "sglang-cpu",
         )
     )
+    text = text.replace("[serve.args]\n", f"[serve.args]\n{more_arguments}")
     (root / "eyas.toml").write_text(
         f'format = 1\n[target]\nmodel = "{arguments.model.resolve()}"\nkind = "{engine}"\n'
         f'dtype = "{arguments.dtype}"\n[[data.sources]]\npath = "none.jsonl"\n[regenerate]\nenabled = false\n'
@@ -225,25 +232,29 @@ def _capture(project: Any, servers: Any, number: int) -> float:
     from eyas.base.files import set_aside
     from eyas.base.progress import SilentProgress
     from eyas.base.stop import StopFlag
-    from eyas.stages.extract import work
+    from eyas.stages.extract.items import Item
+    from eyas.stages.extract.left import find_left
     from eyas.stages.extract.served import capture_served
     from eyas.stages.extract.stage import capture_recipe
     from eyas.stages.protocol import RunContext
     from eyas.stages.served_target import open_target, served_dtype
     from eyas.store.ledger import Ledger
+    from eyas.store.samples import read_samples
 
     layout = project.layout
     for path in (layout.store, layout.state / "ledger.db"):
         if path.exists():
             set_aside(path, layout.set_aside, "the next round begins anew")
     with Ledger.open(layout.ledger) as ledger:
-        items = work._list_samples(layout, ledger)
+        find_left(layout, ledger, project.config.extract.batch_tokens, SilentProgress())
+        items = {s.id: Item(s.id, s.tokens, s.spans) for s in read_samples(layout.samples)}
         context = RunContext(ledger, SilentProgress(), StopFlag(), number + 1)
         recipe = capture_recipe(project, "benchmark", served_dtype(project, None))
-        canary, longest = items[0].tokens.tolist(), max(len(item.tokens) for item in items)
+        lengths = [len(item.tokens) for item in items.values()]
+        canary, longest = next(iter(items.values())).tokens.tolist(), max(lengths)
         with open_target(project, context, recipe, servers, canary, longest) as target:
             started = time.perf_counter()
-            capture_served(project, context, recipe, target, items)
+            capture_served(project, context, recipe, target, items, sum(lengths))
             seconds = time.perf_counter() - started
         stored = ledger.counts()["stored"].samples
     if stored != len(items):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,8 @@ def main() -> int:
             continue
     if code == 0:
         show()
+    elif code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+        print("\nnext: make demo", file=sys.stderr)
     return code
 
 

@@ -16,7 +16,9 @@ class Room:
     Args:
         directory: the dump folder.
         limit_bytes: most bytes in it; 0: none but the filesystem's.
-        full_share: refuse when this share of either would be passed.
+        full_share: refuse when dumps would pass this share of what they can hold, which is what they hold now
+            and what the filesystem has free, at most ``limit_bytes``. What others keep on the disk does not
+            count: it says nothing of the room that is left.
     """
 
     def __init__(self, directory: Path, limit_bytes: int, full_share: float) -> None:
@@ -40,12 +42,11 @@ class Room:
             if other not in present and now - since < _FORGET_SECONDS
         }
         coming = num_bytes + sum(size for size, _ in self._announced.values())
-        total = filesystem.f_blocks * filesystem.f_frsize
-        free = filesystem.f_bavail * filesystem.f_frsize
-        if total - free + coming > self._full_share * total:
-            return f"full: {free} of {total} bytes are free where dumps go, and {coming} are to come"
-        if self._limit_bytes and used + coming > self._full_share * self._limit_bytes:
-            return f"full: dumps hold {used} of {self._limit_bytes} bytes, and {coming} are to come"
+        capacity = used + filesystem.f_bavail * filesystem.f_frsize
+        if self._limit_bytes:
+            capacity = min(capacity, self._limit_bytes)
+        if used + coming > self._full_share * capacity:
+            return f"full: dumps hold {used} of {capacity} bytes there is room for, and {coming} are to come"
         self._announced[name] = (num_bytes, now)
         return None
 

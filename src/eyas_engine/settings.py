@@ -27,7 +27,7 @@ class EngineSettings:
         num_layers: decoder layers of the target; this id is the state before the final norm.
         server_started: unix seconds, the same text as in the folder's owner file.
         limit_bytes: most bytes of finished dumps in the folder; 0: only the filesystem bounds it.
-        full_share: share of the filesystem (and of ``limit_bytes``) at which dumps are refused.
+        full_share: share of what dumps can hold at which more are refused, as :class:`Room` counts it.
         num_threads: threads that write.
         pending_bytes: most bytes of states copied out and not yet written.
     """

@@ -134,7 +134,7 @@ def test_push_run_there_and_follow(server: Server, peer: Ssh, tmp_path: Path) ->
 
     refused = call("status", "--host", "box")
     assert refused.returncode == 13
-    assert "eyas push --host box" in refused.stderr
+    assert f"eyas push --project {root} --host box" in refused.stderr
     there.mkdir(parents=True)
     (there / "prompts.jsonl").write_text("theirs\n")
     pushed = call("push", "--host", "box", "--run", "--json")

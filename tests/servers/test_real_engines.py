@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from benchmarks.serving.acceptance import served_acceptance
@@ -25,14 +26,7 @@ from eyas.targets.serving.records import ServerBook
 from tests.cli.command import eyas, eyas_process
 from tests.servers.conftest import end_servers, write_project
 
-pytestmark = [
-    pytest.mark.servers,
-    pytest.mark.timeout(5400),
-    pytest.mark.skipif(
-        os.environ.get("EYAS_LONG_SERVERS") != "1",
-        reason="seven engine starts, minutes each on a busy machine: EYAS_LONG_SERVERS=1",
-    ),
-]
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(5400)]
 
 States = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
@@ -50,6 +44,11 @@ def states_of(root: Path) -> States:
 def counts_of(root: Path) -> dict[str, int]:
     with Ledger.open_read_only(Layout(root).ledger) as ledger:
         return {state: samples for state, (samples, _) in ledger.counts().items()}
+
+
+def sample_ids(root: Path) -> set[str]:
+    table = pq.read_table(sorted(Layout(root).samples.glob("part-*.parquet")), columns=["id"])
+    return set(table.column("id").to_pylist())
 
 
 def require_same(found: States, expected: States) -> float:
@@ -121,6 +120,18 @@ def test_sglang_gives_the_same_states(through_vllm: Path, local_states: States, 
         print(f"SGLang against transformers: largest relative error {worst:.2g}")
         noted = json.loads((root / "store/captured_by.json").read_text())["sources"]
         assert [entry["kind"] for entry in noted] == ["sglang"]
+    finally:
+        end_servers(root)
+
+
+def test_sglang_gives_the_same_answers(through_vllm: Path, tmp_path: Path) -> None:
+    root = write_project(tmp_path / "p", "sglang")
+    try:
+        for stage in ("prepare", "regenerate"):
+            done = eyas(stage, "--project", root)
+            assert done.code == 0, done.err
+        # greedy in float32 from both engines; a sample's id is the hash of its token ids and spans
+        assert sample_ids(root) == sample_ids(through_vllm)
     finally:
         end_servers(root)
 

@@ -15,12 +15,14 @@ from tests.tiny import NUM_LAYERS, VOCAB_SIZE, save_tiny_target
 
 KINDS = ("llama", "qwen3", "deepseek_v3", "nested", "sliding", "recurrent")
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
-ROUTED = {"rtol": 1e-5, "atol": 1e-5}
-"""For deepseek_v3, whose router computes in float32 whatever the model's dtype."""
+SINGLE = {"rtol": 1e-5, "atol": 1e-5}
+"""For models with parts in float32 whatever their dtype: deepseek_v3's router, qwen3_next's norms and delta
+rule. With AVX-512, transformers' qwen3_next in float64 gives one prompt alone and the same prompt twice in a
+batch logits that differ by 9e-7."""
 
 
 def bounds(target: LocalTarget) -> dict[str, float]:
-    return ROUTED if target.facts.model_type == "deepseek_v3" else EXACT
+    return SINGLE if target.facts.model_type in ("deepseek_v3", "qwen3_next") else EXACT
 
 
 @pytest.fixture(scope="module", params=KINDS)

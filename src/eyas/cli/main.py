@@ -14,8 +14,9 @@ from eyas.base.clock import utc_now_text
 from eyas.base.errors import EyasError, Stopped, UsageError
 from eyas.base.files import write_atomic
 from eyas.base.layout import CONFIG_NAME
+from eyas.cli.hints import at_project
 from eyas.cli.output import print_error
-from eyas.cli.words import wanted_host
+from eyas.cli.words import value_of, wanted_host
 
 EVERYDAY = Group.create_ordered("Everyday")
 STAGE = Group.create_ordered("Stages (run does them all, in this order)")
@@ -85,6 +86,8 @@ _DEEPER = {"patch": "Edits of the engine's source: applied, verified by hash, re
 VERB_NAMES = (*_VERBS, *(f"{group} {name}" for group, (_, verbs) in _GROUPS.items() for name in verbs))
 """Everything that can be called, as it is typed."""
 
+_WITHOUT_PROJECT = frozenset({"init", "inspect", "serve fake"})
+
 
 def build_app() -> App:
     """The tree of verbs; each module is imported only when its verb is called."""
@@ -128,11 +131,11 @@ def main(arguments: list[str] | None = None) -> None:
         print_error(usage, as_json)
         sys.exit(usage.exit_code)
     except EyasError as error:
-        print_error(error, as_json)
+        print_error(_at_project(error, words), as_json)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         stopped = Stopped(2)
-        print_error(stopped, as_json)
+        print_error(_at_project(stopped, words), as_json)
         sys.exit(stopped.exit_code)
     except BrokenPipeError:
         sys.stderr.close()
@@ -141,6 +144,13 @@ def main(arguments: list[str] | None = None) -> None:
         print_error(_unexpected(error, words), as_json)
         sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _at_project(error: EyasError, words: list[str]) -> EyasError:
+    if error.hint:
+        verbs = (verb for verb in VERB_NAMES if verb not in _WITHOUT_PROJECT)
+        error.hint = at_project(error.hint, value_of(words, "--project"), verbs)
+    return error
 
 
 def _elsewhere(words: list[str], host: str) -> int | None:

@@ -17,7 +17,7 @@ Seconds = Annotated[float, Field(gt=0)]
 class Section(BaseModel):
     """A table of ``eyas.toml``: immutable, unknown keys refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 def _size(text: str) -> str:

@@ -201,25 +201,29 @@ def test_a_full_dump_folder_holds_requests_back(
     from eyas.targets.server import folder as folder_module
 
     [server] = servers.start("vllm")
-    real, used = shutil.disk_usage, [10]
+    stranger = 2**30  # one big file, so that what dumps add is no whole percent
+    (tmp_path / "dumps-0").mkdir(exist_ok=True)
+    with open(tmp_path / "dumps-0" / "notes.txt", "wb") as file:
+        file.truncate(stranger)
+    frozen: list[int] = []
+    real, tight = shutil.disk_usage, [False]
 
     def usage(path: Any) -> Any:
-        if str(path).startswith(str(tmp_path / "dumps-0")):
-            if server.requests >= 2 and used[0] == 10:
-                used[0] = 85
-            if used[0] == 85:
-                frozen.append(server.requests)
-                if len(frozen) > 4:
-                    used[0] = 11  # room again, after some looks
-            return Usage(100, used[0], 100 - used[0])
-        return real(path)
+        if not str(path).startswith(str(tmp_path / "dumps-0")):
+            return real(path)
+        if server.requests >= 2 and not frozen:
+            tight[0] = True
+        if tight[0]:
+            frozen.append(server.requests)
+            tight[0] = len(frozen) <= 4  # room again, after some looks
+        # a disk that others fill to 99% in both cases
+        return Usage(10**15, 0, stranger * 15 // 85 if tight[0] else 10**13)
 
-    frozen: list[int] = []
     monkeypatch.setattr(folder_module.shutil, "disk_usage", usage)
     done = extract(project, "vllm", "--set", "client.tokens_in_flight=60")
     assert done.code == 0, done.err
     assert "held back" in done.err
-    assert "85% full" in done.err
+    assert "dumps take 85% of the room" in done.err
     assert len(frozen) == 5
     assert frozen[-1] - frozen[0] <= 2, "only what was sent before may still arrive"
     assert require_true_states(project, target) == num_samples(project)

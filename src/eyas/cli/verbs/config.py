@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from pydantic import BaseModel
-
 from eyas.cli.common import Common
 from eyas.cli.output import next_command, print_json, table
+from eyas.config.meanings import meanings_of
 from eyas.config.schema import EyasConfig
+from eyas.config.section import Section
 from eyas.config.server_arguments import MODES, mode_arguments, words
 from eyas.config.servers import ServeConfig
 from eyas.stages.project import Project
@@ -68,8 +68,9 @@ def documented_keys() -> list[tuple[str, str, str]]:
     return list(_walk(EyasConfig, ""))
 
 
-def _walk(section: type[BaseModel], prefix: str) -> list[tuple[str, str, str]]:
+def _walk(section: type[Section], prefix: str) -> list[tuple[str, str, str]]:
     rows: list[tuple[str, str, str]] = []
+    meanings = meanings_of(section)
     for name, field in section.model_fields.items():
         inner = _section_of(field.annotation)
         if inner is not None:
@@ -77,13 +78,13 @@ def _walk(section: type[BaseModel], prefix: str) -> list[tuple[str, str, str]]:
             rows += _walk(inner, f"{prefix}{name}{'[]' if many else ''}.")
             continue
         default = "required" if field.is_required() else repr(field.default)
-        rows.append((f"{prefix}{name}", default, " ".join((field.description or "").split())))
+        rows.append((f"{prefix}{name}", default, meanings.get(name, "")))
     return rows
 
 
-def _section_of(annotation: Any) -> type[BaseModel] | None:
+def _section_of(annotation: Any) -> type[Section] | None:
     for candidate in (annotation, *getattr(annotation, "__args__", ())):
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+        if isinstance(candidate, type) and issubclass(candidate, Section):
             return candidate
     return None
 

@@ -149,9 +149,8 @@ class Capturing:
         folder = self._folders.get(replica.index)
         if folder is None or not folder.full:
             return ""
-        return (
-            f"{folder.path} is {100 * folder.used_share():.0f}% full ({100 * FULL_SHARE:.0f}% is the limit)"
-        )
+        share, limit = 100 * folder.used_share(), 100 * FULL_SHARE
+        return f"dumps take {share:.0f}% of the room in {folder.path} ({limit:.0f}% is the limit)"
 
     def sweep(self) -> int:
         """Remove orphans of this project from all folders seen; returns how many."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import time
 from collections.abc import Iterable
@@ -14,7 +15,7 @@ from eyas.targets.server.faults import ServerFault
 from eyas.targets.server.names import DumpNames
 
 FULL_SHARE = 0.8
-"""A folder whose filesystem is this full gets no new requests."""
+"""A folder whose dumps take this share of what they can hold gets no new requests."""
 ORPHAN_SECONDS = 60.0
 """What another run of this project left unfinished is removed at this age; the server may be writing it."""
 OWNER = "eyas-owner.json"
@@ -59,17 +60,30 @@ class DumpFolder:
                     (self.path / f"{name}{suffix}").unlink(missing_ok=True)
 
     def used_share(self) -> float:
-        """How full the folder's filesystem is, between 0 and 1; looked at a few times a second."""
+        """What files here take, as a share of that and the space that is free, between 0 and 1.
+
+        Looked at a few times a second. What others keep on the same filesystem does not count: it says
+        nothing of the room that is left.
+        """
         now = time.monotonic()
         if now - self._looked_at > 0.25 or not self._looked_at:
-            usage = shutil.disk_usage(self.path)
-            self._share = usage.used / usage.total if usage.total else 0.0
+            held = self._held_bytes()
+            capacity = held + shutil.disk_usage(self.path).free
+            self._share = held / capacity if capacity else 1.0
             self._looked_at = now
         return self._share
 
     @property
     def full(self) -> bool:
         return self.used_share() >= FULL_SHARE
+
+    def _held_bytes(self) -> int:
+        total = 0
+        with os.scandir(self.path) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # one that was just taken
+                    total += entry.stat().st_size
+        return total
 
     def sweep(self, abandoned: Iterable[str] = ()) -> int:
         """Remove orphans of this project and dumps that came after they were given up; returns how many.

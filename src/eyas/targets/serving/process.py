@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -27,6 +28,7 @@ _children: dict[ProcessIdentity, subprocess.Popen[bytes]] = {}
 
 _WORKER_TITLES = ("VLLM::", "sglang::")
 _STEP = 0.1
+_PORTS = range(20_000, 32_768)
 
 
 class EngineProcess:
@@ -196,7 +198,15 @@ def port_free(host: str, port: int) -> bool:
 
 
 def free_port(host: str) -> int:
-    """A port that nobody listens on at this moment."""
+    """A port that nobody listens on at this moment.
+
+    Drawn below those that systems give out by themselves: an engine takes up to minutes until it listens,
+    and meanwhile any program that asks for "some port" could be given the same one.
+    """
+    for _ in range(64):
+        port = secrets.choice(_PORTS)
+        if port_free(host, port):
+            return port
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
