@@ -60,7 +60,7 @@ class Lesson:
         recorded = state["recipe"]["train"]
         known = TrainSettings.__dataclass_fields__
         settings = TrainSettings(**{key: value for key, value in recorded.items() if key in known})
-        settings = replace(settings, dtype="float32", betas=tuple(settings.betas))
+        settings = replace(settings, dtype="float32", betas=(settings.betas[0], settings.betas[1]))
         with Ledger.open_read_only(project.layout.ledger) as ledger:
             reader, entries = StoreReader(project.layout.segments, ledger), list(ledger.entries())
         return cls(

@@ -35,8 +35,7 @@ class _StandIn(types.ModuleType):
 def _triton_imports() -> Iterator[None]:
     """``import triton`` succeeds within; no kernel can be launched."""
     triton, language = _StandIn("triton"), _StandIn("triton.language")
-    triton.jit = lambda function: function
-    triton.language = language
+    vars(triton).update(jit=lambda function: function, language=language)
     for module in (triton, language):
         module.__spec__ = importlib.machinery.ModuleSpec(module.__name__, None)
         sys.modules[module.__name__] = module
@@ -51,6 +50,9 @@ with _triton_imports():
     from specforge.core.loss import _compute_loss
     from specforge.modeling.draft.llama3_eagle import LlamaForCausalLMEagle3
     from specforge.utils import padding
+
+
+__all__ = ["Contestant", "make_model", "padding"]
 
 
 class _ReferenceLoss:
