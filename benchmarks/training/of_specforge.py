@@ -52,6 +52,9 @@ with _triton_imports():
     from specforge.utils import padding
 
 
+__all__ = ["Contestant", "make_model", "padding"]
+
+
 class _ReferenceLoss:
     apply = staticmethod(_compute_loss)
 

@@ -10,6 +10,14 @@ from eyas.drafter import attention
 from eyas.drafter.attention import plan_attention, step_attention
 
 HEADS, GROUPS, WIDTH = 4, 2, 6
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["flash", "blocks"])
+def kernel(request, monkeypatch):
+    """Each test runs with the fused kernel and with products of blocks."""
+    monkeypatch.setattr(attention, "USE_FLASH", request.param)
+    assert plan_attention(np.arange(2), [0, 2], HEADS, CPU, torch.float32).flash == request.param
 
 
 def written_out(query, key, value, own_key, own_value, rows, bounds):
@@ -41,10 +49,10 @@ def tensors(rows, num_keys, own, dtype, scale=1.0):
 @pytest.mark.parametrize("own", [0, 3])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-5)])
 def test_output_and_gradients(block, own, dtype, tolerance, monkeypatch):
-    monkeypatch.setattr(attention, "BLOCK_QUERIES", block)
+    monkeypatch.setattr(attention, "BLOCK_QUERIES", {"blocks": block, "flash": block})
     rows, bounds = np.array([1, 2, 3, 6, 9, 10]), [0, 5, 11]
     inputs = tensors(rows, 11, own, dtype)
-    output = step_attention(*inputs, plan_attention(rows, bounds, HEADS, torch.device("cpu")))
+    output = step_attention(*inputs, plan_attention(rows, bounds, HEADS, CPU, dtype))
     wanted = written_out(*inputs, rows.tolist(), bounds)
     assert (output.double() - wanted).abs().max() < tolerance
     weight = torch.randn(output.shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
@@ -63,7 +71,7 @@ def test_unseen_keys_weigh_nothing_however_large(dtype):
     with torch.no_grad():
         inputs[1][4] *= 1e6
         inputs[2][4] *= 1e6
-    plan = plan_attention(rows, [0, 5], HEADS, torch.device("cpu"))
+    plan = plan_attention(rows, [0, 5], HEADS, CPU, dtype)
     output = step_attention(*inputs, plan)
     wanted = written_out(*inputs, rows.tolist(), [0, 5])
     assert (output[:4].double() - wanted[:4]).abs().max() < 2e-5
@@ -76,7 +84,7 @@ def test_unseen_keys_weigh_nothing_however_large(dtype):
 def test_scores_far_apart_neither_overflow_nor_vanish():
     rows = np.arange(6)
     inputs = tensors(rows, 6, 2, torch.float32, scale=40.0)
-    output = step_attention(*inputs, plan_attention(rows, [0, 6], HEADS, torch.device("cpu")))
+    output = step_attention(*inputs, plan_attention(rows, [0, 6], HEADS, CPU, torch.float32))
     wanted = written_out(*inputs, rows.tolist(), [0, 6])
     assert (output.double() - wanted).abs().max() < 1e-2  # of values about 40 wide
     assert torch.isfinite(output).all()

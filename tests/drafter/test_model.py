@@ -130,7 +130,7 @@ def test_small_blocks_and_chunks_change_nothing(monkeypatch):
     whole.backward()
     gradients = {name: p.grad.clone() for name, p in drafter.named_parameters()}
     drafter.zero_grad()
-    monkeypatch.setattr(attention, "BLOCK_QUERIES", 2)
+    monkeypatch.setattr(attention, "BLOCK_QUERIES", {"blocks": 2, "flash": 2})
     monkeypatch.setitem(loss.CHUNK_ELEMENTS, "cpu", 3 * DRAFTS)
     monkeypatch.setattr(loss, "CACHE_ELEMENTS", 2 * DRAFTS)
     cut, cut_sums = loss_of(drafter, batch, teacher, "mixed", 3)

@@ -249,10 +249,13 @@ def test_wandb_offline(run, metrics, monkeypatch):
     sittings = sorted((run.folder / "wandb" / "wandb").glob("offline-run-*"))
     assert len(sittings) == 2
     assert len({sitting.name.rpartition("-")[2] for sitting in sittings}) == 1, "one run in two sittings"
-    files = [next(sitting.glob("run-*.wandb")).read_bytes() for sitting in sittings]
-    assert all(b"train/loss" in content for content in files)
-    assert b"validation/walk_tau" not in files[0]
-    assert b"validation/walk_tau" in files[1]
+    files = [next(sitting.glob("run-*.wandb")) for sitting in sittings]
+    deadline = time.monotonic() + 20  # its own process writes them, and may still be at it
+    while b"validation/walk_tau" not in files[1].read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert all(b"train/loss" in file.read_bytes() for file in files)
+    assert b"validation/walk_tau" in files[1].read_bytes()
+    assert b"validation/walk_tau" not in files[0].read_bytes()
 
 
 def test_trackio(run, metrics, monkeypatch, tmp_path):

@@ -237,7 +237,11 @@ class EagleDrafter(nn.Module):
                 own_key = torch.cat((own_key.index_select(1, place), new_key.unsqueeze(0)))
                 own_value = torch.cat((own_value.index_select(1, place), new_value.unsqueeze(0)))
             plan = plan_attention(
-                batch.query_rows[batch.kept[step]], batch.row_bounds, self.shape.num_heads, key.device
+                batch.query_rows[batch.kept[step]],
+                batch.row_bounds,
+                self.shape.num_heads,
+                key.device,
+                key.dtype,
             )
             attended = step_attention(_turned(query, cosine, sine), key, value, own_key, own_value, plan)
             normed, feature = self.feedback(self.midlayer.finish(feature, attended))

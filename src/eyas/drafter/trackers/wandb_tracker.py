@@ -17,13 +17,14 @@ class _Wandb:
         self.run = resumed or uuid.uuid4().hex[:12]
         place = run.folder / "wandb"
         place.mkdir(parents=True, exist_ok=True)
+        mode: Any = os.environ.get("WANDB_MODE", "offline")
         self._run: Any = wandb.init(
             project=run.project,
             id=self.run,
             resume="allow",
             dir=str(place),
             config=dict(run.settings),
-            mode=os.environ.get("WANDB_MODE", "offline"),
+            mode=mode,
             settings=wandb.Settings(silent=True, console="off", disable_git=True, save_code=False),
         )
         # a step of its own: rows may come later than newer ones of another kind
