@@ -69,11 +69,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             StoredSamples(reader, entries),
             None,
             settings,
-            TrainingPlace(
-                folder / "checkpoints",
-                folder / "metrics.jsonl",
-                lambda path, why: shutil.rmtree(path),
-            ),
+            TrainingPlace(folder / "checkpoints", folder / "metrics.jsonl", lambda path, reason: None),
             recipe={"benchmark": "data-wait"},
             start=lambda: drafter.initialise(0),
             progress=SilentProgress(),
