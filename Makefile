@@ -10,8 +10,8 @@ export TOKENIZERS_PARALLELISM := false
 # a spinning OpenMP thread costs more than a sleeping one as soon as anything else runs
 export OMP_WAIT_POLICY := PASSIVE
 
-# test files are shared among this many processes
-WORKERS ?= 2
+# test files are shared among this many processes; on two cores three, since many tests wait for programs they started
+WORKERS ?= 3
 
 .PHONY: help venv servers peers demo test test-servers faults lint bench docs
 
@@ -53,7 +53,7 @@ lint: venv
 	$(BIN)/lint-imports --no-cache
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not servers" --numprocesses $(WORKERS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not servers" --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-servers: venv
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m servers

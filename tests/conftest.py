@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+SLOW = ("faults", "recovery", "docs", "stages", "cli", "targets")
+"""Folders whose files take minutes: given out first, so that no process is left with one of them at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        folder = item.path.relative_to(item.config.rootpath).parts[1]
+        return SLOW.index(folder) if folder in SLOW else len(SLOW)
+
+    items.sort(key=place)

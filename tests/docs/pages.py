@@ -23,7 +23,7 @@ from pathlib import Path
 
 _FENCE = re.compile(r"^```(console|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"# exit code (\d+)\s*$")
-_UNIT = r"(?: ?(?:bytes|[kMGT]?B|ms|min|s|h|d|%)(?![a-zA-Z]))?"
+_UNIT = r"(?: ?(?:bytes|[kMGT]?B|ms|min|s|h|d|%)(?![a-zA-Z])|[kMGT](?=/s))?"
 _NUMBER = re.compile(rf"\d+(?:,\d{{3}})*(?:\.\d+)?(?:e[-+]?\d+)?{_UNIT}(?: \d+{_UNIT})*")
 _END = "eyas-page-command-ended"
 _COMMAND_SECONDS = 120.0

@@ -313,8 +313,8 @@ def test_settings_mirror_the_configuration():
     config = pytest.importorskip("eyas.config.schema").TrainConfig
     ours = {field.name for field in dataclasses.fields(TrainSettings)}
     # the drafter to go on from is read by the stage and handed over as weights
-    # and so are the processes, which the trainer is given as a world
-    others = {"start_from", "processes", "sharding"}
+    # and so are the processes, which the trainer is given as a world; trackers read what it writes
+    others = {"start_from", "processes", "sharding", "trackers"}
     assert ours == set(config.model_fields) - others
     values = config().model_dump(exclude=others)
     defaults = dataclasses.asdict(TrainSettings())
