@@ -12,7 +12,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 SLOW = ("faults", "recovery", "docs", "stages", "cli", "targets")
-"""Folders whose files take minutes: given out first, so that no process is left with one of them at the end."""
+"""Folders whose files take minutes: given out first, so that no process is left with one at the end."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
