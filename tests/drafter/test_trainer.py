@@ -302,9 +302,9 @@ def test_only_matrices_decay():
 def test_settings_mirror_the_configuration():
     config = pytest.importorskip("eyas.config.schema").TrainConfig
     ours = {field.name for field in dataclasses.fields(TrainSettings)}
-    # the drafter to go on from is read by the stage and handed over as weights
-    assert ours == set(config.model_fields) - {"start_from"}
-    values = config().model_dump(exclude={"start_from"})
+    # the drafter to go on from and the trackers are the stage's own business
+    assert ours == set(config.model_fields) - {"start_from", "trackers"}
+    values = config().model_dump(exclude={"start_from", "trackers"})
     defaults = dataclasses.asdict(TrainSettings())
     assert {k: v for k, v in values.items() if k != "dtype"} == {
         k: v for k, v in defaults.items() if k != "dtype"
