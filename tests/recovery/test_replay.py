@@ -13,12 +13,14 @@ import shutil
 import signal
 import sqlite3
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from eyas.recovery.bench import Bench
@@ -27,14 +29,18 @@ from eyas.recovery.executor import recover
 from eyas.recovery.scene import Scene
 from eyas.stages.project import Project
 from eyas.store.ledger import Ledger
+from eyas.store.reader import StoreReader
 from eyas.store.todos import read_phases
 from eyas.targets.serving.records import ServerBook
-from tests.cli.command import eyas_process
+from tests.cli.command import eyas, eyas_process
 from tests.faults.small import command, mounted, remount, tmpfs
-from tests.projects import outcome
+from tests.projects import measured, outcome
 from tests.recovery.conftest import make_at
 from tests.recovery.incident import UNIT, GpusOf, alive, rogue, wait_until_idle
 from tests.recovery.machine import FakeHost
+from tests.targets.serving.test_patches import AFTER, BEFORE, DIFF, make_engine, sha256
+
+ENGINE = Path(__file__).parents[1] / "fake_engine.py"
 
 SYSTEMCTL = """#!/bin/sh
 # a systemctl with one unit; its stop never comes back
@@ -101,13 +107,14 @@ def until_full_and_killed(root: Path, below: Path) -> None:
     print(f"storage ran full {room} KiB after the start, {stored_segments(root)} segments by the ledger")
 
 
-def damage(root: Path) -> None:
-    """Two samples missing, one segment cut, one bit flipped; all segments older than this boot."""
+def damage(root: Path, *, flip: bool) -> None:
+    """Two samples missing, one segment cut, one bit flipped (or none); all segments older than this boot."""
     segments = sorted((root / "store" / "segments").glob("*.safetensors"))
     os.truncate(segments[0], segments[0].stat().st_size // 2)
-    data = bytearray(segments[1].read_bytes())
-    data[-30] ^= 8
-    segments[1].write_bytes(bytes(data))
+    if flip:
+        data = bytearray(segments[1].read_bytes())
+        data[-30] ^= 8
+        segments[1].write_bytes(bytes(data))
     with sqlite3.connect(root / "state" / "ledger.db") as connection:
         connection.execute(
             "DELETE FROM samples WHERE id IN (SELECT id FROM samples WHERE state <> 'stored' LIMIT 2)"
@@ -130,7 +137,9 @@ class Morning:
 
 
 @contextlib.contextmanager
-def the_morning_after(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Morning]:
+def the_morning_after(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, flip: bool = True
+) -> Iterator[Morning]:
     """Run until the storage is full, kill everything, move the disk, damage, wipe, take the GPUs."""
     config = (root / "eyas.toml").read_text()
     config = config.replace("[disk]\n", "[disk]\nlook_again_seconds = 0.2\n").replace('"1MB"', '"10kB"')
@@ -143,7 +152,7 @@ def the_morning_after(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (root.parent / "outside" / "extract-helper.py").unlink()
     with tmpfs(tmp_path / "elsewhere", "size=64m") as elsewhere, ext4(store, elsewhere / "new.img", "32M"):
         shutil.copytree(copied, store, dirs_exist_ok=True)
-        damage(root)
+        damage(root, flip=flip)
         state, tools = tmp_path / "unit", tmp_path / "tools"
         state.write_text("active enabled\n")
         tools.mkdir()
@@ -193,3 +202,76 @@ def test_one_command_brings_the_incident_back(
     with the_morning_after(root, tmp_path, monkeypatch) as morning:
         require_recovered(morning)
         assert outcome(root) == expected
+
+
+SERVED = """[serve]
+command = ["{python}", "{engine}"]
+python = "{python}"
+dump_dir = "{dumps}"
+[[serve.patches]]
+name = "hooks"
+package = "made_up_engine"
+file = "hooks.py"
+diff = "hooks.diff"
+sha256_before = "{before}"
+sha256_after = "{after}"
+[recovery]
+"""
+
+
+@pytest.mark.timeout(900)
+def test_it_brings_a_run_through_servers_back(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same with a server that eyas started, killed with the run; its dumps left, its source edited."""
+    if os.getuid() != 0:
+        pytest.skip("mounts need root")
+    root, dumps = make_at(tmp_path / "world", finished / "model"), tmp_path / "memory"
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'site'}:{os.environ.get('PYTHONPATH', '')}")
+    hooks = make_engine(tmp_path / "site")
+    (root / "hooks.diff").write_text(DIFF)
+    served = SERVED.format(
+        python=sys.executable, engine=ENGINE, dumps=dumps, before=sha256(BEFORE), after=sha256(AFTER)
+    )
+    config = (root / "eyas.toml").read_text().replace("[recovery]\n", served)
+    (root / "eyas.toml").write_text(config.replace("[target]\n", '[target]\nkind = "vllm"\n'))
+    assert eyas("serve", "patch", "apply", "--project", root).code == 0
+    # one of two segments stays whole, so that there is something to capture again and compare
+    with the_morning_after(root, tmp_path, monkeypatch, flip=False) as morning:
+        (server,) = ServerBook(root / "state" / "servers.json").read()
+        assert (server.mode, server.process.alive) == ("capture", False)
+        assert server.dump_dir is not None
+        (Path(server.dump_dir) / "never-taken.dump").write_bytes(b"states" * 100)
+        codes = {finding.code for finding in diagnose(morning.scene()).findings}
+        assert codes >= {"server-ended", "dumps-stale"}
+        assert not {code for code in codes if code.startswith("patch")}  # the edit survived, as it has to
+        evidence = require_recovered(morning)
+        assert "proven by a real request" in evidence["canary"] or "canary" in evidence["canary"]
+        assert "stored samples come out the same" in evidence["continuity"]
+        assert not Path(server.dump_dir).exists()
+        aside = [path.name for path in (root / "set-aside").rglob("never-taken.dump")]
+        assert aside == ["never-taken.dump"]
+        assert ServerBook(root / "state" / "servers.json").read() == []
+        assert hooks.read_text() == BEFORE  # restored when nothing was left to capture
+        assert largest_difference(root, finished / "p") < 1e-4
+        assert measured(root)["lossless"] == measured(finished / "p")["lossless"]
+
+
+def largest_difference(root: Path, other: Path) -> float:
+    """Between the states of two stores, relative to their norm; both have to hold the same samples."""
+    found = []
+    with (
+        Ledger.open_read_only(root / "state" / "ledger.db") as one,
+        Ledger.open_read_only(other / "state" / "ledger.db") as two,
+    ):
+        ours, theirs = (
+            StoreReader(root / "store" / "segments", one),
+            StoreReader(other / "store" / "segments", two),
+        )
+        assert sorted(ours.ids()) == sorted(theirs.ids())
+        for id_ in ours.ids():
+            mine, other_one = ours.sample(id_, check=True), theirs.sample(id_, check=True)
+            for left, right in ((mine.aux, other_one.aux), (mine.last, other_one.last)):
+                a, b = left.array.astype(np.float64), right.array.astype(np.float64)
+                found.append(float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-12)))
+    return max(found)

@@ -33,7 +33,9 @@ class StopServers:
 
         layout = bench.scene.layout
         with hold_lock(layout.state, "recover"):
-            stopped, in_use = stop_servers(ServerBook(layout.servers), bench.scene.project.config.serve)
+            # recovery deletes nothing: what they left is for `DumpsAside`
+            serve = bench.scene.project.config.serve
+            stopped, in_use = stop_servers(ServerBook(layout.servers), serve, keep_dumps=True)
         said = [f"{record.url}: process and port gone, GPU memory {gpu}" for record, gpu in stopped]
         return "; ".join([*said, *(f"{record.url} is in use" for record in in_use)]) or "none was left"
 
@@ -63,13 +65,16 @@ class DumpsAside:
         return [Way("move them to set-aside/", lambda: self._aside(bench))]
 
     def _aside(self, bench: Bench) -> str:
-        layout = bench.scene.layout
+        layout, num_moved = bench.scene.layout, 0
         with hold_lock(layout.state, "recover"):
             for finding in self.findings:
                 path = Path(str(finding.detail["path"]))
                 if path.is_dir():
                     set_aside(path, layout.set_aside, finding.what)
-        return f"{len(self.findings)} folders, {format_bytes(self._bytes())}"
+                    num_moved += 1
+        return (
+            f"{num_moved} of {len(self.findings)} folders, {format_bytes(self._bytes())} when they were found"
+        )
 
     def proof(self, bench: Bench) -> Proof:
         left = bench.still([finding.key for finding in self.findings], ["dumps"])

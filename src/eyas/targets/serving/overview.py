@@ -75,9 +75,12 @@ def look_at_servers(book: ServerBook, serve: ServeConfig) -> list[ServerView]:
 
 
 def stop_servers(
-    book: ServerBook, serve: ServeConfig, clock: Clock | None = None
+    book: ServerBook, serve: ServeConfig, clock: Clock | None = None, *, keep_dumps: bool = False
 ) -> tuple[list[tuple[ServerRecord, str]], list[ServerRecord]]:
     """Stop every server that no other process of eyas works with.
+
+    Args:
+        keep_dumps: leave their dump folders and what is in them.
 
     Returns:
         Those that were stopped, each with what is known of its GPU memory, and those in use.
@@ -91,7 +94,8 @@ def stop_servers(
         if record.opened_by != me and record.opened_by.alive:
             in_use.append(record)
         else:
-            gpu = stop_server(record, book, serve.stop_seconds, clock or SystemClock())
+            patience = serve.stop_seconds
+            gpu = stop_server(record, book, patience, clock or SystemClock(), keep_dumps=keep_dumps)
             stopped.append((record, gpu))
     return stopped, in_use
 

@@ -197,8 +197,14 @@ def running(record: ServerRecord) -> bool:
     return EngineProcess(record.process, record.marker).leader_alive
 
 
-def stop_server(record: ServerRecord, book: ServerBook, patience: float, clock: Clock) -> str:
+def stop_server(
+    record: ServerRecord, book: ServerBook, patience: float, clock: Clock, *, keep_dumps: bool = False
+) -> str:
     """End a server, prove it gone, remove its dump folder and forget it.
+
+    Args:
+        patience: seconds that its processes have to end by themselves.
+        keep_dumps: leave the folder and what is in it.
 
     Returns:
         What is known of its GPU memory: ``released`` or ``not checked: WHY``.
@@ -210,7 +216,7 @@ def stop_server(record: ServerRecord, book: ServerBook, patience: float, clock: 
     members = process.members()
     process.end(patience, clock)
     gpu = prove_released(members, record.host, record.port, patience, clock) if members else "released"
-    if record.dump_dir is not None:
+    if record.dump_dir is not None and not keep_dumps:
         remove_dump_folder(Path(record.dump_dir))
     book.drop(record.marker)
     return gpu
