@@ -60,46 +60,28 @@ def _in_this_process(
     """Prompts, end tokens, and acceptance lengths by prediction and by decoding."""
     import numpy as np
     import torch
+    from benchmarks.serving.local_engine import LocalEngine
 
     from eyas.base.stop import StopFlag
     from eyas.drafter.acceptance import AcceptanceCounts
     from eyas.drafter.batch import TrainingSample
     from eyas.drafter.prediction import predict, walk_counts
     from eyas.drafter.rows import last_state_rows
-    from eyas.drafter.speculate import DecodeSettings, Drafting, decode
-    from eyas.stages.chat_tools import load_renderer
-    from eyas.stages.evaluate.prompts import held_out_conversations
-    from eyas.stages.trained import load_trained
-    from eyas.targets.local.model import LocalTarget
-    from eyas.targets.parts import load_parts
 
-    trained, renderer = load_trained(project), load_renderer(project)
-    held_out = held_out_conversations(project, renderer)
-    chosen = held_out[:: max(1, len(held_out) // arguments.prompts)][: arguments.prompts]
-    prompts = [prompt for one in chosen if (prompt := one.next_prompt()) is not None]
-    target = LocalTarget.load(project.resolved.model, "cpu", "float32")
-    embedding = load_parts(project.resolved.model, "cpu", target.dtype).embedding
-    drafter = trained.drafter(embedding, target.dtype)
-    ids, layers = torch.from_numpy(trained.vocabulary.target_ids), project.resolved.aux_layers
-    settings = DecodeSettings(arguments.max_new_tokens, frozenset(renderer.end_tokens))
-
-    def answers(chain: int) -> list[Any]:
-        way = Drafting(drafter, ids, layers, chain) if chain else None
-        groups = [prompts[start : start + 8] for start in range(0, len(prompts), 8)]
-        return [a for group in groups for a in decode(target.session(len(group)), group, settings, way)]
-
+    engine = LocalEngine.open(project, arguments.prompts)
     samples = {}
-    for number, (prompt, answer) in enumerate(zip(prompts, answers(0), strict=True)):
+    plain = engine.answers(None, arguments.max_new_tokens)
+    for number, (prompt, answer) in enumerate(zip(engine.prompts, plain, strict=True)):
         tokens = [*prompt, *answer.tokens]
-        (states,) = target.capture([tokens], list(layers))
+        (states,) = engine.target.capture([tokens], list(engine.aux_layers))
         spans = ((len(prompt), len(tokens)),)
         rows = last_state_rows(spans, len(tokens))
         name = f"{number:06d}"
         last = states.last[torch.from_numpy(rows)]
         samples[name] = TrainingSample(name, np.array(tokens), spans, states.aux, last, rows)
     counts = walk_counts(
-        drafter,
-        trained.vocabulary,
+        engine.drafter,
+        engine.vocabulary,
         _Held(samples),
         max_drafts=max(chains),
         batch_tokens=2048,
@@ -108,13 +90,14 @@ def _in_this_process(
     predicted = predict(counts, {name: name for name in counts})
     found = {}
     for chain in chains:
-        total = AcceptanceCounts.total((answer.counts for answer in answers(chain)), chain)
+        drafted = engine.answers(engine.chain(chain), arguments.max_new_tokens)
+        total = AcceptanceCounts.total((answer.counts for answer in drafted), chain)
         found[chain] = {
             "predicted": predicted[chain - 1].acceptance_length,
             "local": total.acceptance_length,
         }
         print(f"chain of {chain}: {found[chain]}", file=sys.stderr)
-    return prompts, tuple(sorted(renderer.end_tokens)), found
+    return engine.prompts, engine.end_tokens, found
 
 
 class _Held:

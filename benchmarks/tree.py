@@ -24,42 +24,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Decode held-out first turns plainly, with the chain and with each tree; the baseline is the chain."""
-    import torch
+    from benchmarks.serving.local_engine import LocalEngine
 
     from eyas.drafter.acceptance import AcceptanceCounts
-    from eyas.drafter.speculate import DecodeSettings, Drafting, decode
+    from eyas.drafter.speculate import Drafting
     from eyas.drafter.tree import TreeShape
-    from eyas.stages.chat_tools import load_renderer
-    from eyas.stages.evaluate.prompts import held_out_conversations
     from eyas.stages.project import Project
-    from eyas.stages.trained import load_trained
-    from eyas.targets.local.model import LocalTarget
-    from eyas.targets.parts import load_parts
 
-    project = Project.open(arguments.project, tuple(arguments.set))
-    trained, renderer = load_trained(project), load_renderer(project)
-    held_out = held_out_conversations(project, renderer)
-    chosen = held_out[:: max(1, len(held_out) // arguments.prompts)][: arguments.prompts]
-    prompts = [prompt for one in chosen if (prompt := one.next_prompt()) is not None]
-    target = LocalTarget.load(project.resolved.model, "cpu", "float32")
-    embedding = load_parts(project.resolved.model, "cpu", target.dtype).embedding
-    chain = Drafting(
-        trained.drafter(embedding, target.dtype),
-        torch.from_numpy(trained.vocabulary.target_ids),
-        project.resolved.aux_layers,
-        arguments.depth,
-    )
-    settings = DecodeSettings(arguments.max_new_tokens, frozenset(renderer.end_tokens))
+    engine = LocalEngine.open(Project.open(arguments.project, tuple(arguments.set)), arguments.prompts)
+    chain = engine.chain(arguments.depth)
 
     def answers(drafting: Drafting | None) -> tuple[list[list[int]], AcceptanceCounts, float]:
-        found, counts, started = [], [], time.perf_counter()
-        for start in range(0, len(prompts), 8):
-            group = prompts[start : start + 8]
-            for answer in decode(target.session(len(group)), group, settings, drafting):
-                found.append(answer.tokens)
-                counts.append(answer.counts)
-        depth = drafting.depth if drafting else 0
-        return found, AcceptanceCounts.total(counts, depth), time.perf_counter() - started
+        started = time.perf_counter()
+        found = engine.answers(drafting, arguments.max_new_tokens)
+        counts = AcceptanceCounts.total((a.counts for a in found), drafting.depth if drafting else 0)
+        return [a.tokens for a in found], counts, time.perf_counter() - started
 
     plain, _, plain_seconds = answers(None)
     ways = {"chain": chain}
@@ -91,7 +70,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             "tree_is_not_below_chain": value >= baseline,
             "depth": arguments.depth,
             "top_k": arguments.top_k,
-            "prompts": len(prompts),
+            "prompts": len(engine.prompts),
             "tokens": sum(map(len, plain)),
             "plain_seconds": round(plain_seconds, 2),
             "ways": rows,

@@ -171,3 +171,21 @@ def peak_and_now() -> tuple[int, int]:
         if name in ("VmHWM", "VmRSS"):
             found[name] = int(value.split()[0]) * 1024
     return found["VmHWM"], found["VmRSS"]
+
+
+def llama_config(shape: DrafterShape) -> Any:
+    """The shape as transformers' configuration of one Llama layer, which peers build their drafters from."""
+    import transformers
+
+    return transformers.LlamaConfig(
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        num_hidden_layers=1,
+        vocab_size=shape.target_vocab_size,
+        rms_norm_eps=shape.rms_norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
+        max_position_embeddings=shape.max_position_embeddings,
+    )

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from eyas.drafter.model import EagleDrafter
 from eyas.drafter.passes import BatchPasses
-from eyas.drafter.schedule import TrainingPlan, learning_rate
+from eyas.drafter.schedule import TrainingPlan
 from eyas.drafter.stepping import make_optimizer
 from eyas.drafter.warmstart import give_first_weights
 
@@ -46,15 +46,7 @@ class Learner:
         for batch in batches:
             self._passes.train(batch, rows)
         torch.nn.utils.clip_grad_norm_(list(self._drafter.parameters()), settings.clip)
-        rate = learning_rate(
-            self._done,
-            len(self._plan.steps),
-            peak=settings.lr,
-            warmup=settings.warmup,
-            min_ratio=settings.min_lr_ratio,
-            schedule=settings.schedule,
-            decay=settings.decay,
-        )
+        rate = settings.rate(self._done, len(self._plan.steps))
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()

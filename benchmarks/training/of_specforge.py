@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 import torch._inductor.compile_fx  # must look for the real triton before the stand-in is there
-import transformers
-from benchmarks.training.case import Case, make_parts, vocabulary_maps
+from benchmarks.training.case import Case, llama_config, make_parts, vocabulary_maps
 from benchmarks.training.contestant import Optimizer, row_shares
 
 from eyas.drafter.shape import DrafterShape
@@ -62,19 +61,8 @@ class _ReferenceLoss:
 def make_model(shape: DrafterShape, steps: int, dtype: torch.dtype) -> tuple[Any, Any]:
     """SpecForge's drafter of a shape, and its training model around it."""
     eagle3.LogSoftmaxLoss = _ReferenceLoss
-    config = transformers.LlamaConfig(
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        num_attention_heads=shape.num_heads,
-        num_key_value_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        num_hidden_layers=1,
-        vocab_size=shape.target_vocab_size,
-        rms_norm_eps=shape.rms_norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
-        max_position_embeddings=shape.max_position_embeddings,
-        pretraining_tp=1,
-    )
+    config = llama_config(shape)
+    config.pretraining_tp = 1
     config.draft_vocab_size = shape.draft_vocab_size
     draft = LlamaForCausalLMEagle3(config, attention_backend="sdpa").to(dtype)
     return draft, eagle3.OnlineEagle3Model(draft, length=steps, attention_backend="sdpa")

@@ -9,8 +9,7 @@ from __future__ import annotations
 from importlib.metadata import version
 
 import torch
-import transformers
-from benchmarks.training.case import Case, make_parts, vocabulary_maps
+from benchmarks.training.case import Case, llama_config, make_parts, vocabulary_maps
 from benchmarks.training.contestant import Optimizer
 from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.losses import resolve_loss_config
@@ -23,18 +22,7 @@ from eyas.drafter.shape import DrafterShape
 
 def make_model(shape: DrafterShape, steps: int) -> Eagle3DraftModel:
     """The drafter of speculators of a shape, in float32."""
-    layer = transformers.LlamaConfig(
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        num_attention_heads=shape.num_heads,
-        num_key_value_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        num_hidden_layers=1,
-        vocab_size=shape.target_vocab_size,
-        rms_norm_eps=shape.rms_norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
-        max_position_embeddings=shape.max_position_embeddings,
-    )
+    layer = llama_config(shape)
     config = Eagle3SpeculatorConfig(
         transformer_layer_config=layer,
         draft_vocab_size=shape.draft_vocab_size,

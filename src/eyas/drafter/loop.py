@@ -13,7 +13,7 @@ from eyas.drafter.checkpoint import TrainingState
 from eyas.drafter.guards import Guards, Record
 from eyas.drafter.keeper import CheckpointKeeper
 from eyas.drafter.parallel import Parallel
-from eyas.drafter.schedule import TrainingPlan, learning_rate
+from eyas.drafter.schedule import TrainingPlan
 from eyas.drafter.settings import TrainSettings
 from eyas.drafter.snapshot import take_snapshot
 from eyas.drafter.source import SampleSource
@@ -93,17 +93,9 @@ class TrainingLoop:
 
     def _step(self, ready: ReadyStep, waited: float) -> None:
         """One optimizer step, or the skipping of it."""
-        started, state, settings = time.monotonic(), self.state, self.settings
+        started, state = time.monotonic(), self.state
         num_tokens = self.plan.step_tokens(ready.planned)
-        rate = learning_rate(
-            state.step,
-            len(self.plan.steps),
-            peak=settings.lr,
-            warmup=settings.warmup,
-            min_ratio=settings.min_lr_ratio,
-            schedule=settings.schedule,
-            decay=settings.decay,
-        )
+        rate = self.settings.rate(state.step, len(self.plan.steps))
         outcome = self.stepper.take(ready, rate)
         if outcome is None:
             return

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from eyas.base.errors import ConfigError
-from eyas.drafter.schedule import Schedule
+from eyas.drafter.schedule import Schedule, learning_rate
 
 LossKind = Literal["soft_ce", "kl", "lk", "mixed"]
 WarmStart = Literal["head", "head+ridge", "head+ridge+layer"]
@@ -50,6 +50,18 @@ class TrainSettings:
     validations: int = 6
     max_bad_steps: int = 20
     spike_ratio: float = 2.0
+
+    def rate(self, step: int, total_steps: int) -> float:
+        """Learning rate of optimizer step ``step`` (from 0) of so many; see `learning_rate`."""
+        return learning_rate(
+            step,
+            total_steps,
+            peak=self.lr,
+            warmup=self.warmup,
+            min_ratio=self.min_lr_ratio,
+            schedule=self.schedule,
+            decay=self.decay,
+        )
 
     def compute_dtype(self) -> torch.dtype:
         """Arithmetic of the matrix products.
