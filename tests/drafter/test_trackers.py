@@ -97,6 +97,21 @@ def test_numbers_of_a_row_by_name():
     }
 
 
+def test_half_a_row_is_left_until_it_is_whole(run, metrics, fakes, silent):
+    text = json.dumps(train_row(2, 3.0)) + "\n"
+    with following(metrics, run, ["wandb"], silent):
+        write(metrics, train_row(1, 4.0))
+        with metrics.open("a") as file:
+            file.write(text[:20])
+        deadline = time.monotonic() + 5
+        while not Fake.kept.get("run-0") and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.05)  # some looks at the half row
+        with metrics.open("a") as file:
+            file.write(text[20:])
+    assert [told if told == "closed" else told[0] for told in Fake.kept["run-0"]] == [1, 2, "closed"]
+
+
 def test_rows_arrive_while_training_goes_on_and_the_last_at_its_end(run, metrics, fakes, silent):
     with following(metrics, run, ["wandb"], silent):
         write(metrics, train_row(1, 4.0))

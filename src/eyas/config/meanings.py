@@ -10,19 +10,11 @@ from eyas.config.section import Section
 
 
 def meanings_of(section: type[Section]) -> dict[str, str]:
-    """One line for each field that has a docstring, by name; inherited ones too.
+    """One line for each field that has a docstring, by name.
 
     Pydantic can do this while it builds a class, at the price of parsing every class' source at each start.
     """
-    found: dict[str, str] = {}
-    for kind in reversed(section.__mro__):
-        if issubclass(kind, Section) and kind is not Section:
-            found |= _documented(kind)
-    return found
-
-
-def _documented(kind: type[Section]) -> dict[str, str]:
-    [definition] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    [definition] = ast.parse(textwrap.dedent(inspect.getsource(section))).body
     assert isinstance(definition, ast.ClassDef)
     return {
         field.target.id: " ".join(said.value.value.split())

@@ -130,12 +130,11 @@ def follow(tree: DraftTree, choices: Tensor) -> tuple[Tensor, Tensor]:
     """
     num_rows, deepest = len(choices), int(tree.depths.max())
     place = torch.zeros(num_rows, dtype=torch.long, device=choices.device)
-    going = torch.ones_like(place, dtype=torch.bool)
     path, agreed = [place], torch.zeros_like(place)
     for _ in range(deepest):
         wanted = choices.gather(1, place.unsqueeze(1))
         match = (tree.parents == place.unsqueeze(1)) & (tree.tokens == wanted)
-        going = going & match.any(dim=1)
+        going = match.any(dim=1)  # who has stopped looks at the same children again, in vain
         place = torch.where(going, match.long().argmax(dim=1), place)
         agreed = agreed + going
         path.append(place)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
+import eyas.targets.serving.process as process_module
 from eyas.base.errors import ServerNotStopped
 from eyas.base.process import ProcessIdentity
 from eyas.targets.serving.gpu import gpu_processes
@@ -100,9 +102,18 @@ def test_memory_that_is_not_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert clock.now() >= 30
 
 
-def test_a_port_that_stays_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    import socket
+def test_a_free_port_is_one_that_nobody_listens_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        taken = listener.getsockname()[1]
+        other = free_port("127.0.0.1")
+        assert 20_000 <= other < 32_768  # below what systems give out by themselves
+        monkeypatch.setattr(process_module, "_PORTS", [taken, other])
+        assert {free_port("127.0.0.1") for _ in range(30)} == {other}
 
+
+def test_a_port_that_stays_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, Driver([[]]))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
