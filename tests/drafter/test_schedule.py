@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eyas.drafter.schedule import TrainingPlan, epoch_order, learning_rate, pack_by_tokens
+from eyas.drafter.settings import TrainSettings
 
 
 def test_the_rate_rises_and_falls():
@@ -37,6 +38,14 @@ def test_a_stable_rate_falls_at_the_end():
     assert rates[-1] == pytest.approx(0.2)
     # a quarter of the way down, one minus a square root has fallen by half
     assert rates[149 + 50 // 4] == pytest.approx(0.2 + 1.8 * 0.5, rel=0.02)
+
+
+def test_settings_give_their_own_rate():
+    settings = TrainSettings(lr=2.0, warmup=0.05, min_lr_ratio=0.1, schedule="wsd", decay=0.25)
+    # by hand: ten steps up, flat to step 149, and a quarter of the way down half of the fall
+    assert [settings.rate(i, 200) for i in (0, 9, 10, 149)] == pytest.approx([0.2, 2.0, 2.0, 2.0])
+    assert settings.rate(149 + 50 // 4, 200) == pytest.approx(0.2 + 1.8 * 0.5, rel=0.02)
+    assert settings.rate(199, 200) == pytest.approx(0.2)
 
 
 def test_a_decay_longer_than_what_is_left_begins_after_the_rise():

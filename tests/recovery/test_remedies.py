@@ -69,11 +69,13 @@ input()
         assert len(workers) == 1
         configure(root, "[serve]\nstop_seconds = 1")
         book = ServerBook(root / "state" / "servers.json")
-        process = ProcessIdentity.of(child.pid)
+        process, dumps = ProcessIdentity.of(child.pid), root / "dumps-of-it"
+        dumps.mkdir()
+        (dumps / "not-taken-yet.dump").write_bytes(b"states")
         book.put(
             ServerRecord(
-                0, "vllm", "capture", "127.0.0.1", 9, "m", "d", "mark-of-it", process, GONE, None, "x.log",
-                "2026", False, True,
+                0, "vllm", "capture", "127.0.0.1", 9, "m", "d", "mark-of-it", process, GONE, str(dumps),
+                "x.log", "2026", False, True,
             )
         )  # fmt: skip
         book.put(replace(book.read()[0], index=1, marker="another", process=GONE))
@@ -81,6 +83,7 @@ input()
         assert mend(root, "servers") == "completed"
         assert child.wait(5) == -9  # it was asked first, and did not listen
         assert not alive(workers[0])
+        assert (dumps / "not-taken-yet.dump").exists(), "recovery deletes nothing"
     finally:
         child.kill()
         child.wait()
