@@ -23,12 +23,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Answer held-out prompts in the three ways; the value is the largest difference, as a share."""
+    from eyas.stages.local_target import target_arithmetic
     from eyas.stages.project import Project
+    from eyas.stages.records import recorded_capture_recipe
 
     chains = [int(word) for word in arguments.drafts.split(",")]
-    overrides = (*arguments.set, f"evaluate.max_new_tokens={arguments.max_new_tokens}")
-    project = Project.open(arguments.project, overrides)
-    prompts, ends, rows = _in_this_process(project, chains, arguments)
+    overrides = [*arguments.set, f"evaluate.max_new_tokens={arguments.max_new_tokens}"]
+    project = Project.open(arguments.project, tuple(overrides))
+    recorded = recorded_capture_recipe(project)
+    _, dtype = target_arithmetic(project, str(recorded["compute_dtype"]) if recorded else None)
+    overrides.append(f"target.dtype={dtype}")  # one arithmetic in all three, said to the server too
+    prompts, ends, rows = _in_this_process(project, dtype, chains, arguments)
     for chain in () if arguments.no_server else chains:
         one = Project.open(arguments.project, (*overrides, f"evaluate.num_drafts={chain}"))
         rows[chain]["served"] = _served(one, prompts, ends, arguments.max_new_tokens)
@@ -49,13 +54,14 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             "baseline_is": "the largest difference that is allowed",
             "within_limit": worst <= LIMIT,
             "prompts": len(prompts),
+            "dtype": dtype,
             "chains": {str(k): {n: round(v, 4) for n, v in row.items()} for k, row in rows.items()},
         },
     }
 
 
 def _in_this_process(
-    project: Any, chains: list[int], arguments: argparse.Namespace
+    project: Any, dtype: str, chains: list[int], arguments: argparse.Namespace
 ) -> tuple[list[list[int]], tuple[int, ...], dict[int, dict[str, float]]]:
     """Prompts, end tokens, and acceptance lengths by prediction and by decoding."""
     import numpy as np
@@ -68,7 +74,7 @@ def _in_this_process(
     from eyas.drafter.prediction import predict, walk_counts
     from eyas.drafter.rows import last_state_rows
 
-    engine = LocalEngine.open(project, arguments.prompts)
+    engine = LocalEngine.open(project, arguments.prompts, dtype)
     samples = {}
     plain = engine.answers(None, arguments.max_new_tokens)
     for number, (prompt, answer) in enumerate(zip(engine.prompts, plain, strict=True)):
