@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -121,6 +122,7 @@ def test_counts_speed_and_texts(engine: Engine, servers: Any, prompts: Path, fol
     rounds = [accepted for length in lengths for accepted in rounds_of(length)]
     (level,) = done.json["levels"]
     assert done.json["engine"] == engine
+    assert done.json["drafts"] is True
     assert done.json["prompts"] == len(PROMPTS)
     for way in ("drafted", "plain"):
         assert level[way]["answers"] == len(lengths) == 7
@@ -190,7 +192,12 @@ def test_a_server_without_a_drafter(engine: Engine, servers: Any, prompts: Path)
     done = bench(servers(engine, round_seconds=0.0), prompts)
     assert done.code == 0, done.err
     assert done.json["acceptance_length"] is None
+    assert done.json["drafts"] is False
     assert "serves no drafter" in done.json["notes"][0]
+    assert done.json["notes"][1:] == ["beside a server with the drafter, this one is what --plain-url names"]
+    shown = eyas("bench", servers(engine, round_seconds=0.0).url, "--prompts", prompts, "--max-tokens", "4")
+    assert re.search(r"^\W*1\W+no drafter\b", shown.out, re.MULTILINE), shown.out
+    assert "with drafter" not in shown.out
 
 
 def test_faults_end_it_with_their_exit_code(servers: Any, prompts: Path) -> None:

@@ -24,10 +24,15 @@ def speed_table(result: BenchResult) -> tuple[list[str], list[list[Any]]]:
     ]  # fmt: skip
     rows: list[list[Any]] = []
     for level in result.levels:
-        rows.append(_row("with drafter", level.drafted, level.speedup))
+        rows.append(_row(_first_name(result), level.drafted, level.speedup))
         if level.plain is not None:
             rows.append(_row("plain", level.plain, None))
     return columns, rows
+
+
+def _first_name(result: BenchResult) -> str:
+    """What the first server is called; one that tells of no drafter is taken for one that has it."""
+    return "no drafter" if result.drafts is False else "with drafter"
 
 
 def _row(name: str, found: Measured, speedup: float | None) -> list[Any]:
@@ -102,7 +107,7 @@ def bench_page(result: BenchResult) -> str:
 
 def bench_charts(result: BenchResult) -> list[Chart]:
     """Speed and times over concurrency, acceptance by position, and what each K would do."""
-    ways = [("with drafter", [level.drafted for level in result.levels])]
+    ways = [(_first_name(result), [level.drafted for level in result.levels])]
     plain = [level.plain for level in result.levels if level.plain is not None]
     if plain:
         ways.append(("plain", plain))
