@@ -170,10 +170,15 @@ def test_table_and_page(servers: Any, prompts: Path, tmp_path: Path) -> None:
     for text in ("with drafter", "plain", "acceptance length", "texts are equal", "fastest with"):
         assert text in done.out
     html = page.read_text()
+    assert html.index("texts are equal") < html.index('id="chart-bench-speed"') < html.index("<thead>")
     data = html.split('<script type="application/json" id="charts">')[1].split("</script>")[0]
     drawn = {chart["id"]: chart for chart in json.loads(data)}
     assert set(drawn) == {"bench-speed", "bench-first", "bench-pace", "bench-rates", "bench-choices"}
     assert [trace["name"] for trace in drawn["bench-speed"]["traces"]] == ["with drafter", "plain"]
+    marks = {name: chart["layout"]["xaxis"]["tickvals"] for name, chart in drawn.items()}
+    assert marks["bench-speed"] == [1]
+    assert marks["bench-rates"] == [1, 2, 3]  # it drafts three at a time
+    assert marks["bench-choices"] == list(range(7))
     for chart in drawn:
         assert f'id="chart-{chart}"' in html
 
