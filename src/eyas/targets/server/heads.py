@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from eyas.targets.compare import TIE_GAPS
+from eyas.targets.compare import tie_tolerance
 from eyas.targets.norm import final_norm
 from eyas.targets.parts import TargetParts, load_parts
 from eyas.targets.server.faults import ServerFault
@@ -16,13 +16,6 @@ from eyas.targets.server.faults import ServerFault
 LARGE_HEAD = 300_000_000
 """A larger head judges one dump in `LARGE_HEAD_SHARE` only: its product takes a tenth of a second."""
 LARGE_HEAD_SHARE = 16
-_ROUNDING = {
-    torch.float64: 2.0**-40,
-    torch.float32: 2.0**-18,
-    torch.bfloat16: 2.0**-7,
-    torch.float16: 2.0**-9,
-}
-"""Share of the largest logit by which an engine's own rounding may move one, by arithmetic."""
 
 
 @dataclass
@@ -72,7 +65,7 @@ class Heads:
         if cap is not None:
             logits = torch.tanh(logits / cap) * cap
         gap = float(logits.max() - logits[token])
-        allowed = TIE_GAPS[dtype] + _ROUNDING[dtype] * float(logits.abs().max())
+        allowed = tie_tolerance(dtype, float(logits.abs().max()))
         if not gap <= allowed:
             best = int(logits.argmax())
             raise ServerFault(
