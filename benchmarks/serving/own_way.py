@@ -81,11 +81,12 @@ def rows_of_reply(content: bytes) -> int:
 
 
 @contextmanager
-def own_server(project: Any, folder: Path) -> Iterator[OwnServer]:
+def own_server(project: Any, folder: Path, *, last: bool = False) -> Iterator[OwnServer]:
     """Start a server of a project's engine without eyas' plugin, with its states switched on.
 
     Args:
         folder: for its log; the stock connector's files lie in shared memory.
+        last: SGLang returns last states instead of aux states.
 
     Raises:
         SystemExit: it does not become healthy.
@@ -97,8 +98,8 @@ def own_server(project: Any, folder: Path) -> Iterator[OwnServer]:
     from eyas.targets.serving.process import EngineProcess, free_port, log_tail
     from eyas.targets.serving.starting import wait_healthy
 
-    launch = plan_launch(project.config, project.resolved, "capture", None)
-    clock, port, log = SystemClock(), free_port(HOST), folder / "own-way.log"
+    launch = plan_launch(project.config, project.resolved, "generate" if last else "capture", None)
+    clock, port, log = SystemClock(), free_port(HOST), folder / f"own-way{'-last' if last else ''}.log"
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else folder) as dumps:
         if launch.engine == "vllm":
@@ -110,7 +111,9 @@ def own_server(project: Any, folder: Path) -> Iterator[OwnServer]:
             }
             launch = replace(launch, arguments={**launch.arguments, "kv-transfer-config": transfer})
         else:
-            launch = replace(launch, arguments={**launch.arguments, "chunked-prefill-size": -1})
+            more: dict[str, Any] = {"chunked-prefill-size": -1, "disable-radix-cache": True}
+            more |= {"enable-return-hidden-states": True} if last else {}
+            launch = replace(launch, arguments={**launch.arguments, **more})
         variables = launch.variables(0, None, None)
         path = [str(Path(__file__).with_name("in_vllm")), variables.get("PYTHONPATH", "")]
         variables["PYTHONPATH"] = os.pathsep.join(part for part in path if part)

@@ -86,6 +86,11 @@ class ServeConfig(Section):
     patches: tuple[PatchConfig, ...] = ()
     """Edits of the engine's source, for ``eyas serve patch``."""
 
+    @property
+    def every_url(self) -> tuple[str, ...]:
+        """All servers that somebody else runs."""
+        return (*self.urls, *self.last_urls)
+
     @model_validator(mode="after")
     def _replicas_fit(self) -> ServeConfig:
         if self.replica_environment and len(self.replica_environment) != self.replicas:

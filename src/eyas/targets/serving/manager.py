@@ -294,7 +294,7 @@ class Servers:
 
     def _find_foreign(self) -> None:
         starter = self._starter
-        for url in (*starter.serve.urls, *starter.serve.last_urls):
+        for url in starter.serve.every_url:
             if not url.startswith(("http://", "https://")):
                 raise ConfigError(
                     f"serve.urls has {url!r}", where="eyas.toml", hint="write it as http://host:port"
