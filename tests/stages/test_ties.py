@@ -12,6 +12,7 @@ from eyas.drafter.acceptance import AcceptanceCounts
 from eyas.drafter.speculate import Decoded
 from eyas.stages.evaluate.tally import DraftTally
 from eyas.stages.evaluate.ties import parting
+from eyas.stages.evaluate.work import _equal_texts
 
 PROMPT = [7, 8]
 
@@ -92,6 +93,7 @@ def test_equal_tied_and_different_texts_are_counted_apart() -> None:
         ("fault", [0, 0], [0, 3]),
     ):
         tally.add(target, name, "d", PROMPT, decoded(plain), decoded(drafted))
+    assert _equal_texts(tally) == "1 of 4, 2 at a numeric tie"
     told = tally.as_dict({"d": 4})["lossless"]
     assert (told["num_prompts"], told["equal"], told["ties"], told["different"]) == (4, 1, 2, 1)
     assert told["largest_tie"] == 0.375
