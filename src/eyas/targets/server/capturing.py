@@ -284,9 +284,12 @@ class Capturing:
         """Numbers that may be stored, as the store keeps them. Raises ServerFault."""
         rules = self._rules
         _check_numbers(dump, prompt, rules)
-        last_row = self._heads.after_norm(dump.last[-1:], before_norm=dump.before_norm, dtype=rules.dtype)[0]
-        for token in chosen:
-            self._heads.check_token(last_row, token, rules.dtype, always=always_check_token)
+        if always_check_token or self._heads.is_due(len(prompt.tokens)):
+            last_row = self._heads.after_norm(
+                dump.last[-1:], before_norm=dump.before_norm, dtype=rules.dtype
+            )[0]
+            for token in chosen:
+                self._heads.check_token(last_row, token, rules.dtype)
         kept = dump.last if prompt.rows is None else dump.last[torch.as_tensor(prompt.rows, dtype=torch.long)]
         last = self._heads.after_norm(kept, before_norm=dump.before_norm, dtype=rules.store_dtype)
         aux = dump.aux.to(rules.store_dtype)
