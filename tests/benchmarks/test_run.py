@@ -81,7 +81,11 @@ def test_agreement_of_prediction_and_decoding(project: Path) -> None:
     chains = result["details"]["chains"]
     assert set(chains) == {"1", "3", "5"}
     assert result["details"]["dtype"] == "float32"
-    assert all(set(row) == {"predicted", "local"} and row["local"] >= 1 for row in chains.values())
+    assert all(set(row) == {"predicted", "local", "predicted_along_local"} for row in chains.values())
+    assert all(row["local"] >= 1 for row in chains.values())
+    assert result["details"]["texts_equal_to_plain"] == {k: {"local": 3} for k in ("1", "3", "5")}
+    # in float32 all texts are one
+    assert all(row["predicted"] == row["predicted_along_local"] for row in chains.values())
     differences = [abs(row["predicted"] / row["local"] - 1) for row in chains.values()]
     assert result["value"] == pytest.approx(max(differences), abs=1e-3)
 
