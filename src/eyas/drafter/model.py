@@ -32,7 +32,7 @@ class RmsNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x if x.dtype == torch.float64 else x.float()
-        return F.rms_norm(wide, (x.shape[-1],), self.weight, self.eps).to(x.dtype)
+        return F.rms_norm(wide, (x.shape[-1],), self.weight.to(wide.dtype), self.eps).to(x.dtype)
 
 
 class AuxProjection(nn.Module):
