@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# how long an example takes says more about the machine than about the code
+settings.register_profile("eyas", deadline=None)
+settings.load_profile("eyas")
 
 SLOW = ("faults", "recovery", "docs", "stages", "cli", "targets")
 """Folders whose files take minutes: given out first, so that no process is left with one at the end."""

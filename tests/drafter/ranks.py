@@ -21,7 +21,7 @@ class Died(AssertionError):
     """A process ended by an error or a signal."""
 
 
-def in_ranks(size, work, *, seconds=60.0, allow_death=False):
+def in_ranks(size, work, *, seconds=180.0, allow_death=False):
     """``work(world)`` in ``size`` processes; what each returned, by rank (None where one died).
 
     Raises:

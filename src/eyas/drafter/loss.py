@@ -32,8 +32,8 @@ from torch import Tensor
 from eyas.drafter.settings import LossKind
 
 MIN_ACCEPTANCE = 1e-6
-CHUNK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26}
-"""Logits in a chunk: enough rows for matrix products to run at full rate."""
+CHUNK_ELEMENTS = {"cpu": 1 << 23, "cuda": 1 << 26}
+"""Logits in a chunk, of all steps: enough rows for matrix products to run at full rate."""
 
 CACHE_ELEMENTS = 1 << 17
 """Logits of a block on the CPU: the passes over it, one after the other, find it in the cache of a core."""
@@ -94,14 +94,16 @@ def row_facts(states: Sequence[Tensor], head: Tensor, task: LossTask) -> RowFact
     drafts: list[list[Tensor]] = [[] for _ in states]
     acceptance: list[list[Tensor]] = [[] for _ in states]
     head = head.to(states[0].dtype)
-    for piece in _pieces(states, task):
-        logits = _wide(F.linear(piece.state, head))
-        drafts[piece.step].append(logits.argmax(dim=-1))
-        normaliser = torch.logsumexp(logits, dim=-1, keepdim=True)
-        drafted = (logits - normaliser).exp_()
-        assert piece.mass is not None
-        acceptance[piece.step].append(torch.minimum(drafted, piece.teacher * piece.mass).sum(dim=-1))
-        losses[piece.step].append(_losses(task.kind, logits, piece))
+    for chunk in _chunks(states, task):
+        all_logits = F.linear(chunk.states, head)
+        for piece in chunk.pieces:
+            logits = _wide(all_logits[piece.rows])
+            drafts[piece.step].append(logits.argmax(dim=-1))
+            normaliser = torch.logsumexp(logits, dim=-1, keepdim=True)
+            drafted = (logits - normaliser).exp_()
+            assert piece.mass is not None
+            acceptance[piece.step].append(torch.minimum(drafted, piece.teacher * piece.mass).sum(dim=-1))
+            losses[piece.step].append(_losses(task.kind, logits, piece))
     empty = states[0].new_zeros(0)
     return RowFacts(
         [torch.cat(parts) if parts else empty for parts in losses],
@@ -114,50 +116,84 @@ def row_facts(states: Sequence[Tensor], head: Tensor, task: LossTask) -> RowFact
 class _Piece:
     """Rows of one step whose teacher rows lie in one chunk.
 
-    ``teacher`` is p ``[r, K]``; ``mass`` is m ``[r, 1]``; ``negative_entropy`` is sum p log p ``[r]``.
+    Attributes:
+        of_step: where they lie among the step's rows.
+        rows: where they lie in the chunk.
+        teacher: p ``[r, K]``.
+        mass: m ``[r, 1]``.
+        negative_entropy: sum p log p ``[r]``.
     """
 
     step: int
+    of_step: slice
     rows: slice
-    state: Tensor
     teacher: Tensor
     mass: Tensor | None
     negative_entropy: Tensor | None
 
 
-def _pieces(states: Sequence[Tensor], task: LossTask) -> Iterator[_Piece]:
+@dataclass(frozen=True)
+class _Chunk:
+    """Rows of all steps that meet the same teacher rows, one step after the other, as ``[R, H]``.
+
+    Together they are few large products instead of many small ones.
+    """
+
+    states: Tensor
+    pieces: list[_Piece]
+
+
+def _chunks(states: Sequence[Tensor], task: LossTask) -> Iterator[_Chunk]:
     num_places = len(task.teacher)
     limit = CHUNK_ELEMENTS["cpu" if task.teacher.device.type == "cpu" else "cuda"]
-    size = max(1, limit // len(task.teacher_head))
+    size = max(1, limit // (len(task.teacher_head) * len(task.kept)))
     for start in range(0, num_places, size):
         end = min(start + size, num_places)
-        logits = _wide(F.linear(task.teacher[start:end], task.teacher_head))
-        raw = logits.clone() if task.kind == "kl" else None
-        normalisers = []
-        for block in _row_blocks(logits):
-            powers, normaliser, sums = _exponentials(logits[block])
-            powers.div_(sums)
-            normalisers.append(normaliser)
-        teacher, inside = logits, torch.cat(normalisers)
-        entropy = None if raw is None else torch.linalg.vecdot(teacher, raw) - inside.squeeze(-1)
+        teacher, inside, entropy = _teacher_rows(task, slice(start, end))
         mass = None
         if task.log_normaliser is not None:
             whole = task.log_normaliser[start:end].to(inside.dtype).unsqueeze(-1)
             mass = (inside - whole).exp_().clamp_(max=1.0)
+        parts, pieces, num_rows = [], [], 0
         for step, kept in enumerate(task.kept):
-            first, last = np.searchsorted(kept, [start - step, end - step])
+            first, last = (int(place) for place in np.searchsorted(kept, [start - step, end - step]))
             if first == last:
                 continue
-            rows = slice(int(first), int(last))
-            take = _taker(kept[rows] + step - start, teacher.device)
-            yield _Piece(
-                step,
-                rows,
-                states[step][rows],
-                take(teacher),
-                None if mass is None else take(mass),
-                None if entropy is None else take(entropy),
+            take = _taker(kept[first:last] + step - start, teacher.device)
+            pieces.append(
+                _Piece(
+                    step,
+                    slice(first, last),
+                    slice(num_rows, num_rows + last - first),
+                    take(teacher),
+                    None if mass is None else take(mass),
+                    None if entropy is None else take(entropy),
+                )
             )
+            parts.append(states[step][first:last])
+            num_rows += last - first
+        if pieces:
+            yield _Chunk(torch.cat(parts), pieces)
+
+
+def _teacher_rows(task: LossTask, rows: slice) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Of some places: p ``[r, K]``, log sum exp over the draft vocabulary ``[r, 1]``, and for ``kl``
+    sum p log p ``[r]``."""
+    logits = F.linear(task.teacher[rows], task.teacher_head)
+    narrow = logits.dtype != _wide_dtype(logits.dtype)
+    teacher = torch.empty_like(logits, dtype=_wide_dtype(logits.dtype)) if narrow else logits
+    normalisers, entropies = [], []
+    for block in _row_blocks(logits):
+        part = teacher[block]
+        if narrow:
+            part.copy_(logits[block])
+        raw = part.clone() if task.kind == "kl" else None
+        powers, normaliser, sums = _exponentials(part)
+        powers.div_(sums)
+        normalisers.append(normaliser)
+        if raw is not None:
+            entropies.append(torch.linalg.vecdot(powers, raw) - normaliser.squeeze(-1))
+    return teacher, torch.cat(normalisers), torch.cat(entropies) if entropies else None
 
 
 def _taker(places: npt.NDArray[np.int64], device: torch.device) -> Any:
@@ -176,10 +212,17 @@ def _row_blocks(logits: Tensor) -> list[slice]:
 
 
 def _losses(kind: LossKind, logits: Tensor, piece: _Piece, weight: float | None = None) -> Tensor:
-    """Row losses ``[r]``; with a weight, ``logits`` become the gradient of the rows' weighted losses."""
-    return torch.cat([
-        _block_losses(kind, logits[rows], piece, rows, weight) for rows in _row_blocks(logits)
-    ])  # fmt: skip
+    """Row losses ``[r]``; with a weight, ``logits`` become the gradient of the rows' weighted losses.
+
+    Narrow logits are widened block by block, in the cache, and never as a whole.
+    """
+    losses = []
+    for rows in _row_blocks(logits):
+        wide = _wide(logits[rows])
+        losses.append(_block_losses(kind, wide, piece, rows, weight))
+        if weight is not None and wide.dtype != logits.dtype:
+            logits[rows] = wide
+    return torch.cat(losses)
 
 
 def _block_losses(kind: LossKind, logits: Tensor, piece: _Piece, rows: slice, weight: float | None) -> Tensor:
@@ -229,19 +272,21 @@ class _DraftLoss(torch.autograd.Function):
         task, master_head, *states = arguments
         with torch.autocast(master_head.device.type, enabled=False):
             head = master_head.to(states[0].dtype)
-            wide = torch.float64 if head.dtype == torch.float64 else torch.float32
+            wide = _wide_dtype(head.dtype)
             sums = torch.zeros(len(states), dtype=wide, device=head.device)
             gradient = any(ctx.needs_input_grad)
             d_head = torch.zeros_like(head, dtype=wide) if gradient else None
             d_states = [torch.zeros_like(state) for state in states] if gradient else []
-            for piece in _pieces(states, task):
-                logits = _wide(F.linear(piece.state, head))
-                weight = task.row_weights[piece.step] if gradient else None
-                sums[piece.step] += _losses(task.kind, logits, piece, weight).sum()
-                if d_head is not None:
-                    d_logits = logits.to(head.dtype)
-                    d_states[piece.step][piece.rows] = d_logits @ head
-                    _add_product(d_head, d_logits, piece.state)
+            for chunk in _chunks(states, task):
+                logits = F.linear(chunk.states, head)
+                for piece in chunk.pieces:
+                    weight = task.row_weights[piece.step] if gradient else None
+                    sums[piece.step] += _losses(task.kind, logits[piece.rows], piece, weight).sum()
+                if d_head is not None:  # the logits are their own gradient by now
+                    d_chunk = logits @ head
+                    for piece in chunk.pieces:
+                        d_states[piece.step][piece.of_step] = d_chunk[piece.rows]
+                    _add_product(d_head, logits, chunk.states)
         if d_head is not None:
             ctx.save_for_backward(d_head.to(master_head.dtype), *d_states)
         ctx.mark_non_differentiable(sums)
@@ -264,4 +309,9 @@ def _add_product(total: Tensor, d_logits: Tensor, state: Tensor) -> None:
 
 
 def _wide(x: Tensor) -> Tensor:
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+    return x.to(_wide_dtype(x.dtype))
+
+
+def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The arithmetic of sums and exponentials: float32 or wider."""
+    return dtype if dtype in (torch.float32, torch.float64) else torch.float32

@@ -32,9 +32,7 @@ class RmsNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x if x.dtype == torch.float64 else x.float()
-        # of one type with its input: torch warns of anything else, and takes a slower way
-        weight = self.weight.to(wide.dtype)
-        return F.rms_norm(wide, (x.shape[-1],), weight, self.eps).to(x.dtype)
+        return F.rms_norm(wide, (x.shape[-1],), self.weight.to(wide.dtype), self.eps).to(x.dtype)
 
 
 class AuxProjection(nn.Module):
