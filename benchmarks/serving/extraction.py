@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--serve", type=Path, help="file with a [serve] table, instead of one for a CPU")
     parser.add_argument("--tokens", type=int, default=8000, help="tokens of one round")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each, in turn; the best counts")
-    parser.add_argument("--in-flight", type=int, default=4096, help="client.tokens_in_flight, of all")
+    parser.add_argument("--in-flight", type=int, default=16384, help="client.tokens_in_flight, of all")
     parser.add_argument("--dtype", default="float32", help="arithmetic of the servers")
 
 
