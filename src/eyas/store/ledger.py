@@ -128,6 +128,11 @@ class Ledger(LedgerHistory):
                 counts[state] = StateCount(samples, tokens)
         return counts
 
+    def num_captured(self) -> int:
+        """Listed samples that were captured: stored now, or released since."""
+        counts = self.counts()
+        return counts["stored"].samples + counts["released"].samples
+
     def pending(self, order: Literal["length", "id"] = "length") -> list[str]:
         """Ids of the samples that are left to do: pending ones, and failed ones that may be tried again."""
         return [sample for sample, _ in self.pending_lengths(order)]
