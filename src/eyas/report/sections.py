@@ -238,7 +238,7 @@ def _store(view: Overview) -> Section:
     ratio = store.bytes / store.forecast_bytes if store.forecast_bytes else 0.0
     facts = _pairs([
         ("segments", f"{store.segments:,}, {store.verified:,} of them hashed after their commit"),
-        *([("released", f"{store.released:,} segments were trained on and removed")] if store.released else []),
+        *([("released", f"{store.released:,} segments, trained on")] if store.released else []),
         ("samples", f"{store.samples:,}"),
         ("tokens", f"{store.tokens:,}"),
         ("bytes", f"{format_bytes(store.bytes)}; the recipe says {format_bytes(store.forecast_bytes)}"),
