@@ -16,7 +16,9 @@ from dataclasses import dataclass, replace
 from eyas.base.errors import ConfigError, EyasError
 from eyas.base.files import fsync_folder
 from eyas.base.layout import Layout
+from eyas.store.commit import next_number
 from eyas.store.ledger import Ledger
+from eyas.store.segment_header import segment_number
 from eyas.store.waves import (
     SETTLED_KEY,
     WavePlan,
@@ -75,11 +77,19 @@ def settle_ledger(layout: Layout, ledger: Ledger, rule: WaveRule, plan: WavePlan
     over = plan.over(position)
     rows = list(_rows(ledger))
     here = set(plan.kept).union(*(plan.waves[number].ids for number in plan.on_disk(position)))
-    dropped = _dropped_segments(layout, plan, rows, here)
     before = read_waves(layout)
+    epoch, first = plan.epoch(position), 0
+    if plan.again:
+        # what was captured for another epoch was captured in other batches: not the same bits
+        if before is not None and before.epoch == epoch:
+            first = before.first_segment
+        elif layout.segments.is_dir():
+            first = next_number(layout.segments, ledger)
+    dropped = _dropped_segments(layout, plan, rows, here, first)
     passed = {} if before is None else {k: why for k, why in before.passed.items() if k in over}
     passed |= {row.id: row.reason or "" for row in rows if row.state == "set_aside" and row.id in over}
-    write_waves(layout, WaveRecord(rule, len(plan), plan.num_captures, dict(sorted(passed.items()))))
+    record = WaveRecord(rule, len(plan), plan.num_captures, dict(sorted(passed.items())), epoch, first)
+    write_waves(layout, record)
     changes = []
     released = recalled = 0
     for row in rows:
@@ -126,10 +136,17 @@ def _rows(ledger: Ledger) -> Iterator[_Row]:
     return (_Row(*row) for row in rows)
 
 
-def _dropped_segments(layout: Layout, plan: WavePlan, rows: list[_Row], here: set[str]) -> set[str]:
-    """Present segments whose samples are all out of place: not kept, and not of a wave that is on disk."""
+def _dropped_segments(
+    layout: Layout, plan: WavePlan, rows: list[_Row], here: set[str], first: int
+) -> set[str]:
+    """Present segments whose samples are all out of place: not kept, and not of a wave that is on disk.
+
+    Args:
+        first: segments of lower numbers are of another epoch, unless they hold kept samples.
+    """
     if len(plan) <= 1:
         return set()
+    kept = set(plan.kept)
     wanted: dict[str, bool] = {}
     unlisted: set[str] = set()
     for row in rows:
@@ -138,7 +155,8 @@ def _dropped_segments(layout: Layout, plan: WavePlan, rows: list[_Row], here: se
         if not row.listed:
             unlisted.add(row.segment)
             continue
-        is_wanted = row.id in here
+        old = first > (segment_number(row.segment) or 0)
+        is_wanted = row.id in (kept if old else here)
         if wanted.setdefault(row.segment, is_wanted) != is_wanted:
             raise ConfigError(
                 "the store was filled without a bound: its segments hold samples of several waves",

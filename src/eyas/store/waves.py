@@ -138,6 +138,12 @@ class WavePlan:
         here = self.waves[position : position + AT_ONCE]
         return [wave.number for wave in here if not self.again or wave.first_epoch == here[0].first_epoch]
 
+    def epoch(self, position: int) -> int:
+        """The epoch that samples are captured for, where each has captures of its own; else 0."""
+        if not self.again:
+            return 0
+        return self.waves[min(position, len(self.waves) - 1)].first_epoch
+
     def over(self, position: int) -> set[str]:
         """Training samples that are not needed any more, in the present epoch where there are several."""
         if len(self.waves) == 1:
@@ -257,12 +263,16 @@ class WaveRecord:
     Args:
         num_waves, num_captures: of the plan.
         passed: samples that training has gone past without, for they could not be captured, by their reason.
+        epoch, first_segment: where samples are captured anew in each epoch, the present one, and the lowest
+            number of a segment that was captured for it.
     """
 
     rule: WaveRule
     num_waves: int
     num_captures: int
     passed: dict[str, str] = field(default_factory=dict)
+    epoch: int = 0
+    first_segment: int = 0
 
 
 def waves_path(layout: Layout) -> Path:
@@ -274,7 +284,12 @@ def read_waves(layout: Layout) -> WaveRecord | None:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         content = require_check(read_json(waves_path(layout)))
         return WaveRecord(
-            WaveRule(**content["rule"]), content["waves"], content["captures"], dict(content["passed"])
+            WaveRule(**content["rule"]),
+            content["waves"],
+            content["captures"],
+            dict(content["passed"]),
+            content["epoch"],
+            content["first_segment"],
         )
     return None
 
@@ -288,6 +303,8 @@ def write_waves(layout: Layout, record: WaveRecord) -> None:
         "waves": record.num_waves,
         "captures": record.num_captures,
         "passed": record.passed,
+        "epoch": record.epoch,
+        "first_segment": record.first_segment,
     }
     write_json(waves_path(layout), with_check(content))
 
