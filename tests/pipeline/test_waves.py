@@ -330,7 +330,7 @@ def test_a_finished_project_has_nothing_to_do_and_a_healthy_doctor(trained: Path
     assert [step["action"] for step in steps] == ["skip"] * 6
     assert eyas("verify", "--deep", "--project", root).code == 0
     doctor = eyas("doctor", "--deep", "--project", root, "--json")
-    bad = [line for line in doctor.json["checks"] if line["verdict"] in ("damage", "failed")]
+    bad = [line for line in doctor.json["checks"] if line["state"] in ("damage", "failed")]
     assert not bad, bad
     status = eyas("status", "--project", root, "--json").json
     waves = status["waves"]
@@ -349,7 +349,7 @@ def test_doctor_and_recover_are_calm_in_the_middle(project: Path, trained: Path)
         if states_of(project).get("released"):
             break
     doctor = eyas("doctor", "--project", project, "--json")
-    bad = [line for line in doctor.json["checks"] if line["verdict"] in ("damage", "failed")]
+    bad = [line for line in doctor.json["checks"] if line["state"] in ("damage", "failed")]
     assert not bad, bad
     assert eyas("verify", "--project", project).code == 0
     states = states_of(project)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from eyas.base.errors import DamageFound, EyasError, NotReady, RecipeChanged
@@ -72,7 +72,11 @@ def plan(project: Project, stages: Sequence[Stage] = STAGES, redo: Sequence[str]
     steps: list[PlannedStep] = []
     upstream_runs = ""
     for stage in stages:
-        steps.append(_plan_stage(stage, project, stage.name in redo, upstream_runs))
+        step = _plan_stage(stage, project, stage.name in redo, upstream_runs)
+        released = step.view.detail.get("released")
+        if stage.name == "extract" and step.action == "skip" and "train" in redo and released:
+            step = replace(step, action="run", why=f"{released} released samples are captured again for train")
+        steps.append(step)
         if steps[-1].action in ("run", "resume", "redo", "mend"):
             upstream_runs = upstream_runs or stage.name
     return steps
