@@ -25,7 +25,7 @@ from tests.waves import (
     waves_of,
 )
 
-NUM_KILLS = 100 if LONG else 15  # in each part of the long form: 2,000
+NUM_KILLS = 15  # in each part: 300 in the long form
 RELEASE_CALLS = ("fsync", "rename", "replace", "unlink")
 
 

@@ -60,7 +60,8 @@ class Place:
     def trained(self, position: int) -> None:
         """A checkpoint says that so many waves are over."""
         folder = self.layout.checkpoints / f"step-{position:08d}"
-        with sealed_folder(folder, {"step": position, "waves_over": position}):
+        about = {"step": position, "waves_over": position, "waves": self.plan.digest}
+        with sealed_folder(folder, about):
             pass
 
     def states(self) -> dict[str, set[str]]:

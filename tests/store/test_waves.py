@@ -194,7 +194,7 @@ def test_a_real_segment_is_never_larger_than_what_is_counted_for_it(tmp_path: Pa
 def test_the_record_is_believed_only_whole(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
     assert read_waves(layout) is None
-    record = WaveRecord(RULE, 7, 21, {"ab" * 16: "CaptureInvalid: NaN"})
+    record = WaveRecord(RULE, "ab", 7, 21, {"ab" * 16: "CaptureInvalid: NaN"})
     write_waves(layout, record)
     assert read_waves(layout) == record
     text = waves_path(layout).read_text()

@@ -128,7 +128,7 @@ def save_checkpoint(
         "total_steps": state.total_steps,
         "recipe_hash": state.recipe_hash,
         "unvalidated": state.unvalidated,
-        **({} if state.waves_over is None else {"waves_over": state.waves_over}),
+        **({} if state.waves_over is None else _about_waves(state)),
     }
     with sealed_folder(path, about) as temporary:
         save_file(snapshot.model, str(temporary / MODEL_NAME), metadata={"format": "pt"})
@@ -136,6 +136,11 @@ def save_checkpoint(
         write_vocabulary(temporary, vocabulary)
         (temporary / STATE_NAME).write_text(json.dumps(state.as_dict(), indent=2) + "\n", encoding="utf-8")
     return path
+
+
+def _about_waves(state: TrainingState) -> dict[str, Any]:
+    """What the store asks a checkpoint when it releases samples: which waves, and how many are over."""
+    return {"waves": state.recipe["waves"], "waves_over": state.waves_over}
 
 
 def read_checkpoint(path: Path) -> Checkpoint:

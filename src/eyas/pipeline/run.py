@@ -75,7 +75,8 @@ def plan(project: Project, stages: Sequence[Stage] = STAGES, redo: Sequence[str]
         step = _plan_stage(stage, project, stage.name in redo, upstream_runs)
         released = step.view.detail.get("released")
         if stage.name == "extract" and step.action == "skip" and "train" in redo and released:
-            step = replace(step, action="run", why=f"{released} released samples are captured again for train")
+            why = f"{released} released samples are captured again for train"
+            step = replace(step, action="run", why=why)
         steps.append(step)
         if steps[-1].action in ("run", "resume", "redo", "mend"):
             upstream_runs = upstream_runs or stage.name

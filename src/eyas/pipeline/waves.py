@@ -138,7 +138,7 @@ class WaveRun:
                 break
             self.progress.say(f"checkpoint {folder.name} is damaged ({faults[0]}) and set aside")
             set_aside(folder, layout.set_aside, "; ".join(faults[:3]))
-        position = waves_over(layout)
+        position = self._position()
         done = settle(layout, self.ledger, self._rule, self._plan, position)
         if done.segments:
             self.progress.say(
@@ -150,6 +150,10 @@ class WaveRun:
                 f"{counted(done.recalled, 'released sample')} are needed again and will be captured again"
             )
         return position
+
+    def _position(self) -> int:
+        """How many waves are over, by the newest checkpoint."""
+        return waves_over(self.project.layout, self._plan.digest)
 
     def _train_is_over(self) -> bool:
         return self._by_name["train"].look(self.project).finished
@@ -164,7 +168,7 @@ class WaveRun:
     def _capture(self) -> None:
         self.handover.more_to_capture = True
         self.run_one(self._by_name["extract"], self.stop, None)
-        left = self._captures_left(waves_over(self.project.layout))
+        left = self._captures_left(self._position())
         if left:
             self.progress.say("the store is filled to its bound; eyas run trains, releases and goes on")
         else:
@@ -176,7 +180,7 @@ class WaveRun:
 
     def _train_what_is_there(self) -> None:
         train = self._by_name["train"]
-        self.handover.more_to_capture = self._captures_left(waves_over(self.project.layout))
+        self.handover.more_to_capture = self._captures_left(self._position())
         while True:
             self.run_one(train, self.stop, None)
             position = self._settle()
@@ -189,7 +193,7 @@ class WaveRun:
     def _in_turn(self) -> None:
         extract, train = self._by_name["extract"], self._by_name["train"]
         capturing = True
-        position = waves_over(self.project.layout)
+        position = self._position()
         while True:
             if self._train_is_over() or not is_captured(self.ledger, self._plan, position):
                 # as many waves as fit, so that the target is loaded no more often than it has to be
@@ -214,7 +218,7 @@ class WaveRun:
     def _side_by_side(self) -> None:
         train = self._by_name["train"]
         while True:
-            position = waves_over(self.project.layout)
+            position = self._position()
             self.handover.more_to_capture = True
             capture = _Capture(self, Feed(self._plan, position))
             try:
@@ -226,7 +230,7 @@ class WaveRun:
                     self.run_one(train, self.stop, None)
                     self._require_progress(before)
                     fell_back = self._settle() < position
-                    position = waves_over(self.project.layout)
+                    position = self._position()
                     if fell_back:
                         break
                     capture.feed.moved(position)

@@ -163,7 +163,7 @@ def _to_capture(project: Project, store: int, tokens: int) -> int:
     """About the bytes that are still to be captured, now or for later epochs."""
     record = read_waves(project.layout)
     if project.config.store.recapture and record is not None:
-        return store if waves_over(project.layout) < record.num_waves else 0
+        return store if waves_over(project.layout, record.digest) < record.num_waves else 0
     with contextlib.suppress(Exception), Ledger.open_read_only(project.layout.ledger) as ledger:
         counts = ledger.counts()
         left = sum(counts[state].tokens for state in ("pending", "in_flight", "failed"))

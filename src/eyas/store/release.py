@@ -88,8 +88,12 @@ def settle_ledger(layout: Layout, ledger: Ledger, rule: WaveRule, plan: WavePlan
     dropped = _dropped_segments(layout, plan, rows, here, first)
     passed = {} if before is None else {k: why for k, why in before.passed.items() if k in over}
     passed |= {row.id: row.reason or "" for row in rows if row.state == "set_aside" and row.id in over}
-    record = WaveRecord(rule, len(plan), plan.num_captures, dict(sorted(passed.items())), epoch, first)
-    write_waves(layout, record)
+    write_waves(
+        layout,
+        WaveRecord(
+            rule, plan.digest, len(plan), plan.num_captures, dict(sorted(passed.items())), epoch, first
+        ),
+    )
     changes = []
     released = recalled = 0
     for row in rows:
@@ -193,7 +197,7 @@ def settle_rebuilt(layout: Layout, ledger: Ledger) -> Settled:
         return Settled()
     with contextlib.suppress(EyasError):  # a bound that does not fit these samples: for the run to say
         plan = plan_waves(ledger.entries(), record.rule)
-        return settle_ledger(layout, ledger, record.rule, plan, waves_over(layout))
+        return settle_ledger(layout, ledger, record.rule, plan, waves_over(layout, plan.digest))
     return Settled()
 
 

@@ -261,13 +261,14 @@ class WaveRecord:
     """What ``store/waves.json`` says: the rule in force, and what came of it.
 
     Args:
-        num_waves, num_captures: of the plan.
+        digest, num_waves, num_captures: of the plan.
         passed: samples that training has gone past without, for they could not be captured, by their reason.
         epoch, first_segment: where samples are captured anew in each epoch, the present one, and the lowest
             number of a segment that was captured for it.
     """
 
     rule: WaveRule
+    digest: str
     num_waves: int
     num_captures: int
     passed: dict[str, str] = field(default_factory=dict)
@@ -285,6 +286,7 @@ def read_waves(layout: Layout) -> WaveRecord | None:
         content = require_check(read_json(waves_path(layout)))
         return WaveRecord(
             WaveRule(**content["rule"]),
+            content["digest"],
             content["waves"],
             content["captures"],
             dict(content["passed"]),
@@ -300,6 +302,7 @@ def write_waves(layout: Layout, record: WaveRecord) -> None:
         return
     content = {
         "rule": record.rule.as_dict(),
+        "digest": record.digest,
         "waves": record.num_waves,
         "captures": record.num_captures,
         "passed": record.passed,
@@ -314,12 +317,17 @@ def settled_at(ledger: Ledger) -> int:
     return int(ledger.meta(SETTLED_KEY) or 0)
 
 
-def waves_over(layout: Layout) -> int:
-    """How many waves training is done with, by the newest sealed checkpoint."""
+def waves_over(layout: Layout, digest: str | None) -> int:
+    """How many waves training is done with, by the newest sealed checkpoint.
+
+    Args:
+        digest: of the plan that is asked about; a checkpoint of other waves says nothing of these.
+    """
     folders = sorted(layout.checkpoints.glob("step-*")) if layout.checkpoints.is_dir() else []
     for folder in reversed(folders):
         # a damaged one does not count: training sets it aside and goes back to the one before
         with contextlib.suppress(SealBroken):
             if is_sealed(folder):
-                return int(read_seal(folder)["about"].get("waves_over", 0))
+                about = read_seal(folder)["about"]
+                return int(about["waves_over"]) if digest and about.get("waves") == digest else 0
     return 0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import time
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,8 +18,12 @@ from eyas.stages.waves import project_waves
 from eyas.store.ledger import Ledger
 from eyas.store.waves import WavePlan
 from tests.cli.command import eyas, eyas_process
+from tests.faults.small import LONG, SEED
+from tests.projects import store_content, weights_digest
 from tests.stages.served.helping import PATIENT, Servers
 from tests.waves import BOUND, bounded_project, ids_of, states_of, store_bytes
+
+NUM_KILLS = 30 if LONG else 4
 
 
 @pytest.fixture(scope="module")
@@ -135,16 +141,47 @@ def test_faults_of_the_server_cost_no_sample(
     assert {name: counts.count(name) for name in set(counts)} == dict.fromkeys(train, 6)
 
 
-def test_both_stop_on_a_signal_and_go_on(waves: Path, servers: Servers, tmp_path: Path) -> None:
-    import signal
-
-    servers.start("vllm", "slow@1+:0.05")
-    url = servers.keeper.servers[0].url
-    dumps = servers.keeper.servers[0].dump_dir
-    text = (waves / "eyas.toml").read_text().replace("epochs = 6", "epochs = 60")
+def served_by(root: Path, servers: Servers, epochs: int) -> Path:
+    """A project that finds the running fake server by its own configuration."""
+    [server] = servers.keeper.servers
+    text = (root / "eyas.toml").read_text().replace("epochs = 6", f"epochs = {epochs}")
     text = text.replace("[target]", '[target]\nkind = "vllm"')
-    text += f'\n[serve]\nurls = ["{url}"]\ndump_dir = "{dumps}"\n'
-    (waves / "eyas.toml").write_text(text)
+    text += f'\n[serve]\nurls = ["{server.url}"]\ndump_dir = "{server.dump_dir}"\n'
+    (root / "eyas.toml").write_text(text)
+    return root
+
+
+def test_killed_while_both_work_it_comes_to_the_same(bounded: Path, servers: Servers, tmp_path: Path) -> None:
+    """The fake server gives the same states whatever it does beside, so even the weights are the same."""
+    servers.start("vllm", "slow@1+:0.05")
+    rng, ends = Random(SEED), []
+    for name in ("unbroken", "killed"):
+        root = served_by(Path(shutil.copytree(bounded, tmp_path / name, symlinks=True)), servers, 8)
+        kills = 0
+        while True:
+            process = eyas_process("run", "--project", root, "--until", "train")
+            deadline = time.monotonic() + (rng.uniform(2, 9) if kills < NUM_KILLS else 300)
+            while process.poll() is None and (name == "unbroken" or time.monotonic() < deadline):
+                time.sleep(0.02)
+            if process.poll() is None:
+                process.kill()
+            _, err = process.communicate()
+            assert store_bytes(root) <= BOUND
+            if process.returncode == 0:
+                break
+            assert process.returncode == -9, err
+            kills += 1
+        kept, train = ids_of(root, "validation"), ids_of(root, "train")
+        assert states_of(root) == {"stored": len(kept), "released": len(train)}
+        ends.append((weights_digest(root), store_content(root)))
+    print(f"seed {SEED}: {kills} kills")
+    assert kills >= 2
+    assert ends[0] == ends[1]
+
+
+def test_both_stop_on_a_signal_and_go_on(waves: Path, servers: Servers) -> None:
+    servers.start("vllm", "slow@1+:0.05")
+    served_by(waves, servers, 60)
     process = eyas_process("run", "--project", waves, "--until", "train")
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:

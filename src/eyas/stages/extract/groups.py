@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from eyas.base.errors import DiskFull
+from eyas.base.errors import ConfigError
 from eyas.base.files import tree_bytes
 from eyas.base.units import format_bytes
 from eyas.stages.extract.left import Left
@@ -29,8 +29,8 @@ def groups_to_capture(project: Project, context: RunContext, listing: Listing) -
     as soon as training has made room for it.
 
     Raises:
-        ConfigError: the bound is too small for the data.
-        DiskFull: something lies in the store that belongs to no wave, and leaves no room for one.
+        ConfigError: the bound is too small for the data, or something lies in the store that belongs to no
+            wave and leaves no room for one.
         Stopped: a stop was asked for while waiting for room.
     """
     batch_tokens, ledger = project.config.extract.batch_tokens, context.ledger
@@ -49,7 +49,7 @@ def groups_to_capture(project: Project, context: RunContext, listing: Listing) -
     if context.feed is None:
         yield from _that_fit(project, context, plan, sizes)
         return
-    for number in range(waves_over(project.layout), len(plan)):
+    for number in range(waves_over(project.layout, plan.digest), len(plan)):
         if context.feed.await_room(number, context.stop) is None:
             return
         yield sizes.checked(_wave(project, context, plan, number))
@@ -58,7 +58,8 @@ def groups_to_capture(project: Project, context: RunContext, listing: Listing) -
 def _that_fit(project: Project, context: RunContext, plan: WavePlan, sizes: _Sizes) -> Iterator[Left]:
     """Waves that may be on disk now. One beyond the first is left for later when the disk has no room for it:
     training the first makes some."""
-    for place, number in enumerate(plan.on_disk(waves_over(project.layout))):
+    position = waves_over(project.layout, plan.digest)
+    for place, number in enumerate(plan.on_disk(position)):
         context.stop.check()
         left = _wave(project, context, plan, number)
         room = project_room(project, context.progress, context.stop)
@@ -91,10 +92,10 @@ class _Sizes:
         return left
 
     def require(self, left: Left) -> None:
-        """Raise DiskFull when they would take the store beyond its bound."""
+        """Raise ConfigError when they would take the store beyond its bound; waiting would not help."""
         needed, used = self.left_bytes(left), tree_bytes(self._store)
         if needed and needed + used > self._rule.max_bytes:
-            raise DiskFull(
+            raise ConfigError(
                 f"{format_bytes(needed)} have to be captured, the store holds {format_bytes(used)} already",
                 where=self._store,
                 why=f"store.max_bytes is {format_bytes(self._rule.max_bytes)}, and something lies there that "

@@ -56,7 +56,7 @@ def _wave_detail(layout: Layout, stored: int, released: int) -> dict[str, object
     record = read_waves(layout)
     if record is not None:
         detail |= {
-            "waves_over": min(waves_over(layout), record.num_waves),
+            "waves_over": waves_over(layout, record.digest),
             "waves": record.num_waves,
             "captures": record.num_captures,
         }
@@ -111,7 +111,7 @@ class ExtractStage:
         with contextlib.suppress(DamageFound):
             detail["imported_unchecked"] = len(to_recheck(layout))
         # released samples are needed again when training began anew or fell back, or when the bound is gone
-        left += released if not bounded else settled != waves_over(layout)
+        left += released if not bounded else settled != detail.get("waves_over", 0)
         if counts and known >= total and left == 0 and not detail.get("imported_unchecked"):
             return StageView(self.name, "done", captured, total, unit, detail)
         return StageView(self.name, "partial" if captured else "pending", captured, total, unit, detail)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from eyas.base.errors import NotReady, SealBroken
+from eyas.base.layout import Layout
 from eyas.base.seal import is_sealed, require_seal
 from eyas.drafter.model import EagleDrafter
 from eyas.drafter.settings import TrainSettings
@@ -66,8 +67,7 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
     set_threads(project, size if place is None else place.local_size)
     require_seal(layout.samples)
     rule = wave_rule(project)
-    wave = waves_over(layout)
-    left = _not_captured(ledger, rule, wave)
+    left, wave = _not_captured(ledger, layout, rule)
     if left or not ledger.counts()["stored"].samples:
         raise NotReady(
             f"{left} samples are not captured yet"
@@ -117,13 +117,14 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
     return numbers
 
 
-def _not_captured(ledger: Ledger, rule: WaveRule | None, wave: int) -> int:
-    """Samples that training needs now and that are neither stored nor given up."""
+def _not_captured(ledger: Ledger, layout: Layout, rule: WaveRule | None) -> tuple[int, int]:
+    """Samples that training needs now and that are neither stored nor given up, and the wave it is at."""
     if rule is None:
         counts = ledger.counts()
-        return counts["pending"].samples + counts["in_flight"].samples + counts["failed"].samples
+        return counts["pending"].samples + counts["in_flight"].samples + counts["failed"].samples, 0
     plan = plan_waves(ledger.entries(), rule)
-    return not_captured(ledger, (*plan.kept, *(plan.waves[wave].ids if wave < len(plan) else ())))
+    wave = waves_over(layout, plan.digest)
+    return not_captured(ledger, (*plan.kept, *(plan.waves[wave].ids if wave < len(plan) else ()))), wave
 
 
 def _world(
