@@ -46,7 +46,7 @@ def execute(
         return _follow(project, place, stages, dry_run)
     if dry_run:
         steps = plan(project, stages, redo)
-        found = None if all(step.action == "skip" for step in steps) else forecast(project)
+        found = None if all(step.action == "skip" for step in steps) else forecast(project, exact=True)
         _print_plan(steps, found, common)
         return 0
     if detach:

@@ -9,7 +9,7 @@ from eyas.base.units import format_bytes, format_count, format_seconds
 from eyas.report.now import LastAttempt, Running
 from eyas.report.server_status import server_text
 from eyas.report.stage_status import StageStatus
-from eyas.report.status import Failure, ProjectStatus
+from eyas.report.status import Failure, ProjectStatus, Waves
 from eyas.report.training_status import TrainingStatus
 from eyas.report.words import at_minute, time_left_text
 
@@ -40,6 +40,8 @@ def status_lines(view: ProjectStatus, width: int = 80) -> list[str]:
     lines += _set_aside_lines(view)
     lines += _block("todo", [*view.open_todos[:3]])
     lines += _disk_lines(view)
+    if view.waves is not None:
+        lines += _wave_lines(view.waves)
     if view.running is not None and view.then:
         lines += _block("then", [", ".join(view.then)])
     return [part for line in lines for part in _wrapped(line, width)]
@@ -99,6 +101,11 @@ def _running_lines(running: Running) -> list[str]:
         )
         rate = f"{_rate(running.rate)} {running.unit}/s" if running.rate else "no rate yet"
         lines.append(", ".join([rate, *([left] if (left := time_left_text(running)) else [])]))
+        lines += [
+            f"beside it {beside.stage}: {beside.label} {format_count(beside.done)} of "
+            f"{format_count(beside.total)} {beside.unit}"
+            for beside in running.beside
+        ]
     else:
         lines.append("starting")
     if running.silent_seconds is not None:
@@ -171,6 +178,22 @@ def _disk_lines(view: ProjectStatus) -> list[str]:
     if disk.left_bytes is not None and disk.left_bytes > 0:
         text += f", {format_bytes(disk.left_bytes)} to come{'' if disk.fits else ': does not fit'}"
     return _block("disk", [text])
+
+
+def _wave_lines(waves: Waves) -> list[str]:
+    """``3 of 7 waves are over: 5 samples on disk, 9 released`` and the store against its bound."""
+    over = (
+        ""
+        if waves.waves is None
+        else f"{format_count(waves.waves_over or 0)} of {format_count(waves.waves)} waves are over: "
+    )
+    return _block(
+        "waves",
+        [
+            f"{over}{format_count(waves.stored)} samples on disk, {format_count(waves.released)} released",
+            f"store {format_bytes(waves.store_bytes)}, store.max_bytes {format_bytes(waves.max_bytes)}",
+        ],
+    )
 
 
 def _block(label: str, lines: list[str]) -> list[str]:

@@ -46,6 +46,8 @@ class Handover:
     attempt: Attempt
     verb: str
     gpus: GpuReader = field(default_factory=NvmlGpus)
+    more_to_capture: bool = False
+    """Whether captures are left although training works already, as it does in waves."""
 
     def __post_init__(self) -> None:
         self._book = TodoBook(self.attempt, whoami(self.verb), self.attempt.number, self.ledger)
@@ -73,14 +75,14 @@ class Handover:
     def _began(self, stage: str) -> None:
         if stage == "extract":
             self.open()
-        elif stage == "train":
+        elif stage == "train" and not self.more_to_capture:
             self.training_began()
         if stage in _TRAINING_STAGES:
             self._training = self._open_training(stage)
             self._stage_is(stage, "in_progress", f"attempt {self.attempt.number}")
 
     def _ended(self, stage: str, numbers: Mapping[str, object]) -> None:
-        if stage == "extract":
+        if stage == "extract" and not self.more_to_capture:
             self.captured()
         elif self._training and stage in _TRAINING_STAGES:
             self._stage_is(stage, "completed", _said(numbers))

@@ -153,7 +153,7 @@ class _Executor:
         return self._ledger.start_attempt({"verb": "recover", "pid": os.getpid()}, at_least=at_least)
 
     def _stored(self) -> int:
-        return 0 if self._ledger is None else self._ledger.counts()["stored"].samples
+        return 0 if self._ledger is None else self._ledger.num_captured()
 
     def _note_plan(self, steps: list[Step], phase: Phase | None, whole: bool) -> None:
         known = {todo.id: todo for todo in phase.todos} if phase is not None else {}

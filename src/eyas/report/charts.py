@@ -88,7 +88,12 @@ def _store(view: Overview) -> list[Chart | None]:
     store = view.store
     if store is None:
         return []
-    growth = line("stored", [p.at for p in store.growth], [p.bytes for p in store.growth])
+    growth = line(
+        "captured" if store.released else "stored",
+        [p.at for p in store.growth],
+        [p.bytes for p in store.growth],
+    )
+    title = "Bytes captured, released ones counted" if store.released else "Bytes in the store"
     weight = {
         "type": "bar",
         "orientation": "h",
@@ -99,9 +104,7 @@ def _store(view: Overview) -> list[Chart | None]:
         "name": "bytes per token",
     }
     return [
-        Chart(
-            "store-growth", "store", "Bytes in the store", (growth,), axes("time (UTC)", "bytes", zero=True)
-        ),
+        Chart("store-growth", "store", title, (growth,), axes("time (UTC)", "bytes", zero=True)),
         Chart("store-weight", "store", "Bytes per token", (weight,), axes("bytes", None, zero_x=True)),
     ]
 

@@ -210,7 +210,7 @@ def incidents(project: Project, tries: tuple[AttemptView, ...], running: str | N
         for event in ledger.events(kind="sample_failed", limit=_MAX_INCIDENTS):
             sample, reason = event.detail.get("sample"), event.detail.get("reason")
             state = ledger.state_of(str(sample))
-            mended = "captured later" if state == "stored" else None
+            mended = "captured later" if state in ("stored", "released") else None
             found.append(Incident(event.at, "sample", f"{sample} failed: {reason}", mended))
         done = {todo.id: todo for todo in ledger.todos()}
         for todo in done.values():

@@ -231,6 +231,18 @@ def _extraction(view: Overview) -> Section:
     )
 
 
+def _waves(view: Overview) -> list[tuple[str, str]]:
+    """Of a store with a bound: the bound, and where its waves are."""
+    waves = view.status.waves
+    if waves is None:
+        return []
+    over = "not planned yet" if waves.waves is None else f"{waves.waves_over:,} of {waves.waves:,} are over"
+    return [
+        ("bound", f"{format_bytes(waves.max_bytes)}; the store takes {format_bytes(waves.store_bytes)}"),
+        ("waves", f"{over}; {waves.stored:,} samples on disk, {waves.released:,} released"),
+    ]
+
+
 def _store(view: Overview) -> Section:
     store = view.store
     if store is None:
@@ -238,6 +250,8 @@ def _store(view: Overview) -> Section:
     ratio = store.bytes / store.forecast_bytes if store.forecast_bytes else 0.0
     facts = _pairs([
         ("segments", f"{store.segments:,}, {store.verified:,} of them hashed after their commit"),
+        *([("released", f"{store.released:,} segments, trained on")] if store.released else []),
+        *_waves(view),
         ("samples", f"{store.samples:,}"),
         ("tokens", f"{store.tokens:,}"),
         ("bytes", f"{format_bytes(store.bytes)}; the recipe says {format_bytes(store.forecast_bytes)}"),

@@ -1,7 +1,7 @@
 """What may be removed from a project because it is provably held elsewhere or was never finished.
 
-Three kinds, and nothing else: segments whose every sample another whole segment holds, temporary files of
-processes that are gone, and checkpoints beyond those that are kept.
+Four kinds, and nothing else: segments whose every sample another whole segment holds, released segments whose
+removal was cut off, temporary files of processes that are gone, and checkpoints beyond those that are kept.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from eyas.store.segment_header import SegmentHeader, read_header
 _TEMPORARY = re.compile(r"\..+\.(?P<pid>\d+)" + re.escape(TEMPORARY_SUFFIX))
 _CHECKPOINT = re.compile(r"step-\d{8}")
 
-RemovalKind = Literal["superseded", "temporary", "checkpoint"]
+RemovalKind = Literal["superseded", "released", "temporary", "checkpoint"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ def find_removable(layout: Layout, ledger: Ledger, keep_checkpoints: int) -> lis
     """All that may be removed; reads headers, no tensors. The caller holds the project lock."""
     return [
         *_superseded(layout, ledger),
+        *_released(layout, ledger),
         *_temporaries(layout),
         *_old_checkpoints(layout, keep_checkpoints),
     ]
@@ -94,6 +95,13 @@ def _superseded(layout: Layout, ledger: Ledger) -> Iterator[Removal]:
         if use.is_superseded and use.num_samples > 0 and (layout.segments / use.name).is_file():
             why = f"other segments hold its {use.num_samples} samples"
             yield Removal(layout.segments / use.name, "superseded", use.num_bytes, why)
+
+
+def _released(layout: Layout, ledger: Ledger) -> Iterator[Removal]:
+    for segment in ledger.segments(state="released"):
+        if (layout.segments / segment.name).is_file():
+            why = f"its {segment.num_samples} samples are trained on and released"
+            yield Removal(layout.segments / segment.name, "released", segment.num_bytes, why)
 
 
 def _held_elsewhere(

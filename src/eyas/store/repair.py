@@ -21,6 +21,7 @@ from eyas.store.ledger import Ledger, SegmentRecord, StoredSize
 from eyas.store.ledger_history import Event
 from eyas.store.place import mount_identity
 from eyas.store.recipe import read_store_recipe
+from eyas.store.release import settle_rebuilt
 from eyas.store.samples import iter_sample_index
 from eyas.store.segment import SegmentReader, verify_segment
 from eyas.store.segment_header import SegmentHeader, read_header, segment_number
@@ -63,10 +64,13 @@ def set_aside_segment(layout: Layout, ledger: Ledger, name: str, reason: str) ->
 
 
 def unknown_segments(layout: Layout, ledger: Ledger) -> list[str]:
-    """Names of segment files in the folder that the ledger does not have, sorted."""
+    """Names of segment files in the folder that the ledger does not have, sorted.
+
+    One that is released is known: it is removed by the next run, and never taken in again.
+    """
     if not layout.segments.is_dir():
         return []
-    known = {segment.name for segment in ledger.segments()}
+    known = {segment.name for state in ("present", "released") for segment in ledger.segments(state=state)}
     names = (path.name for path in layout.segments.iterdir() if segment_number(path.name) is not None)
     return sorted(name for name in names if name not in known)
 
@@ -239,6 +243,7 @@ def rebuild_ledger(
                 if event.kind == TODO_EVENT:
                     restore_todo(ledger, event)
     adoption = adopt_unknown(layout, ledger, recipe_hash, progress)
+    settle_rebuilt(layout, ledger)
     ledger.event("ledger_rebuilt", {"segments": len(adoption.segments), "samples": adoption.num_samples})
     return adoption
 

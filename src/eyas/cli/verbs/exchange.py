@@ -15,7 +15,7 @@ from eyas.base.storage import named_storage_errors
 from eyas.cli.common import Common
 from eyas.cli.output import next_command, note, print_json, table
 from eyas.cli.progress import listener
-from eyas.cli.verbs.store import writing
+from eyas.cli.verbs.store import refuse_bound, writing
 from eyas.pipeline.signals import stop_on_signals
 from eyas.stages.project import Project
 from eyas.store.repair import open_or_rebuild
@@ -54,6 +54,7 @@ def import_(
     from eyas.store.layouts.naming import DEFAULT_LAST, find_files
 
     project = common.open()
+    refuse_bound(project, "an import may be larger than the bound, and belongs to no wave")
     name, _ = find_files(folder, layout)
     work: Any = import_module("eyas.stages.exchange.incoming")
     recipe = work.import_recipe(project, fingerprint, computed_in)
@@ -145,11 +146,13 @@ def export(
     if dry_run:
         with Ledger.open_read_only(project.layout.ledger) as ledger:
             count = sum(1 for _ in ledger.stored(split))
+            released = ledger.counts()["released"].samples
             num_bytes = sum(segment.num_bytes for segment in ledger.segments())
         if common.json:
-            print_json({"samples": count, "stored_bytes": num_bytes})
+            print_json({"samples": count, "stored_bytes": num_bytes, "released": released})
         else:
             note(f"{count} samples would be written; all of the store is {format_bytes(num_bytes)}")
+            _note_released(released)
             words = ["eyas", "store", "export", str(folder), "--layout", layout]
         next_command(f"{shlex.join(words)}{common.suffix}" if count else None)
         return 0
@@ -165,9 +168,18 @@ def export(
             progress=listener("export", common.json),
             stop=stop,
         )
+    with Ledger.open_read_only(project.layout.ledger) as ledger:
+        released = ledger.counts()["released"].samples
     if common.json:
-        print_json({"samples": count, "folder": str(folder), "layout": layout})
+        print_json({"samples": count, "folder": str(folder), "layout": layout, "released": released})
     else:
         note(f"{count} samples written to {folder}")
+        _note_released(released)
         next_command(None)
     return 0
+
+
+def _note_released(count: int) -> None:
+    """Say what an export cannot hold."""
+    if count:
+        note(f"{count} samples are released (store.max_bytes) and not among them")

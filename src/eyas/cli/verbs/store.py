@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from eyas.base.clock import boot_id
-from eyas.base.errors import DamageFound, DiskFull
+from eyas.base.errors import ConfigError, DamageFound, DiskFull
 from eyas.base.layout import Layout
 from eyas.base.stop import StopFlag
 from eyas.base.storage import named_storage_errors
@@ -17,6 +17,7 @@ from eyas.cli.output import next_command, note, print_json, table
 from eyas.cli.progress import listener
 from eyas.pipeline.lock import hold_lock
 from eyas.pipeline.signals import stop_on_signals
+from eyas.stages.project import Project
 from eyas.store.ledger import Ledger
 
 _COMMON = Common()
@@ -30,6 +31,17 @@ def writing(layout: Layout, verb: str) -> Iterator[StopFlag]:
         yield stop
 
 
+def refuse_bound(project: Project, why: str) -> None:
+    """Raise ConfigError when the store has a bound."""
+    if project.config.store.bound_bytes is not None:
+        raise ConfigError(
+            "this cannot be done to a store with a bound",
+            where="store.max_bytes of eyas.toml",
+            why=why,
+            hint="take store.max_bytes out of eyas.toml for a store that keeps everything",
+        )
+
+
 def ls(*, common: Common = _COMMON) -> int:
     """List segments: samples, tokens, bytes, when they were last hashed, and their state."""
     from eyas.store.ledger_moves import segment_uses
@@ -37,7 +49,7 @@ def ls(*, common: Common = _COMMON) -> int:
 
     layout = common.open().layout
     with Ledger.open_read_only(layout.ledger) as ledger:
-        records = ledger.segments()
+        records, released = ledger.segments(), ledger.segments(state="released")
         used = {use.name: use.num_used for use in segment_uses(ledger)}
     here = (boot_id(), mount_identity(layout.segments) if layout.segments.is_dir() else "")
     listed = []
@@ -59,13 +71,17 @@ def ls(*, common: Common = _COMMON) -> int:
             }
         )
     if common.json:
-        print_json({"segments": listed})
+        gone = {"segments": len(released), "samples": sum(record.num_samples for record in released)}
+        print_json({"segments": listed, "released": gone})
         return 0
     columns = ["segment", "samples", "tokens", "bytes", "hashed", "state"]
     table(None, columns, [_row(entry) for entry in listed])
     total = sum(record.num_bytes for record in records)
     samples = format_count(sum(used.values()))
     note(f"{len(records)} segments, {samples} samples, {format_bytes(total)}")
+    if released:
+        samples = format_count(sum(record.num_samples for record in released))
+        note(f"{len(released)} more with {samples} samples are trained on and released (store.max_bytes)")
     missing = any(entry["state"] == "missing" for entry in listed)
     next_command(f"eyas store repair{common.suffix}" if missing else None)
     return 0
@@ -134,6 +150,7 @@ def compact(*, dry_run: bool = False, common: Common = _COMMON) -> int:
 
     project = common.open()
     layout = project.layout
+    refuse_bound(project, "compacting joins samples that are released at different times")
     if dry_run:
         with Ledger.open_read_only(layout.ledger) as ledger:
             groups = plan_groups(segment_uses(ledger))

@@ -111,7 +111,7 @@ def judge(scene: Scene, facts: StoreFacts) -> Line:
         return Line("store", "skipped", "nothing stored yet")
     findings = []
     for found in facts.findings:
-        if found.kind == "temporary" or found.place == "state/ledger.db":
+        if found.kind in ("temporary", "released") or found.place == "state/ledger.db":
             continue  # swept by the next run; the ledger's own check says the other
         if found.kind in ("unknown", "ledger") and facts.ledger_lost:
             continue  # without a whole ledger every segment is unknown: one fault, not one for each

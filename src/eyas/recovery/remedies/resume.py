@@ -167,7 +167,7 @@ class Watch(_Waits):
             return Proof(True, f"{name} ran to its end; {self._hashed(scene)}")
         wanted = scene.project.config.recovery.watch_samples
         with scene.ledger() as ledger:
-            stored = 0 if ledger is None else ledger.counts()["stored"].samples
+            stored = 0 if ledger is None else ledger.num_captured()
             total = 0 if ledger is None else sum(count.samples for count in ledger.counts().values())
         new = stored - bench.baseline_stored
         if new >= wanted > 0:
@@ -193,6 +193,8 @@ class Watch(_Waits):
         path = scene.layout.segments / newest.name
         try:
             faults = verify_segment(path, read_header(path))
+        except FileNotFoundError:
+            return f"{newest.name} is trained on and released already"
         except (EyasError, OSError) as error:
             return f"{newest.name} cannot be read: {error}"
         return f"{newest.name} is damaged" if faults else f"every hash of {newest.name} holds"
