@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +214,30 @@ def test_a_lost_ledger_keeps_the_history_of_todos(project_copy: Callable[[], Pat
     kept = {todo.id.partition("/")[2]: (todo.status, todo.evidence) for todo in phases[0].todos}
     assert kept == first
     assert "ledger" in {todo.id.partition("/")[2] for todo in phases[1].todos}
+
+
+def test_new_samples_are_counted_from_when_the_run_is_resumed(project_copy: Callable[[], Path]) -> None:
+    """What the rebuilt ledger adopts was there before: it is no sign that the run works."""
+    root = project_copy()
+    with Ledger.open_read_only(root / "state" / "ledger.db") as ledger:
+        held = ledger.stored_counts()
+    first, *others = sorted(held)
+    os.truncate(root / "store" / "segments" / first, 100)
+    for path in (root / "state").glob("ledger.db*"):
+        path.unlink()
+    tools, before = bench(root, FakeHost(), FakeGpus()), []
+    start = tools.start_run
+
+    def noted(folder: Path, words: Sequence[str]) -> str:
+        before.append(tools.baseline_stored)
+        return start(folder, words)
+
+    tools.start_run = noted
+    assert not recover(tools).left
+    wait_until_idle(root)
+    assert before == [sum(held[name] for name in others)]
+    watched = todos_of(root)["watch"][1]
+    assert not any(name in watched for name in held), watched
 
 
 def test_a_stuck_writer_of_ours_is_ended(project_copy: Callable[[], Path]) -> None:
