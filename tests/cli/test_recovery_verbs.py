@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from tests.cli.command import eyas
@@ -29,7 +30,10 @@ def test_doctor_tells_the_mending_command_and_the_worst_exit_code(tmp_path: Path
     (line,) = [check for check in told.json["checks"] if check["check"] == "store"]
     assert line["findings"][0]["code"] == "segment-damaged"
     verbose = eyas("doctor", "-v", "--project", root)
-    assert f"{segment.name}  expected" in verbose.out
+    others = [path for path in segment.parent.iterdir() if path != segment]
+    assert f"{segment.name}  " in verbose.out
+    assert re.search(rf"{segment.name}  \d+ samples? expected, \d+ found, damaged: \w+", verbose.out)
+    assert all(re.search(rf"{path.name}  \d+ samples? expected, \d+ found\n", verbose.out) for path in others)
 
 
 def test_todo_is_one_object_for_todo_tools(tmp_path: Path) -> None:

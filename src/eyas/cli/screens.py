@@ -11,7 +11,7 @@ from eyas.report.server_status import server_text
 from eyas.report.stage_status import StageStatus
 from eyas.report.status import Failure, ProjectStatus
 from eyas.report.training_status import TrainingStatus
-from eyas.report.words import at_minute, time_left_text
+from eyas.report.words import at_minute, done_text, ended_text, rate_text, time_left_text
 
 _SHOWN_PROBLEMS, _SHOWN_FAILURES, _SHOWN_FILES, _SHOWN_MESSAGES = 8, 5, 3, 2
 _MARKS = {"done": "+", "skipped": "-", "partial": "~", "pending": ".", "waiting": ".", "stale": "!"}
@@ -93,12 +93,8 @@ def _running_lines(running: Running) -> list[str]:
     ]
     if running.stage:
         share = f" ({100 * running.done / running.total:.0f}%)" if running.total else ""
-        lines.append(
-            f"{running.stage}: {running.label} {format_count(running.done)} of "
-            f"{format_count(running.total)} {running.unit}{share}"
-        )
-        rate = f"{_rate(running.rate)} {running.unit}/s" if running.rate else "no rate yet"
-        lines.append(", ".join([rate, *([left] if (left := time_left_text(running)) else [])]))
+        lines.append(f"{running.stage}: {done_text(running)}{share}")
+        lines.append(", ".join([rate_text(running), *([left] if (left := time_left_text(running)) else [])]))
     else:
         lines.append("starting")
     if running.silent_seconds is not None:
@@ -112,15 +108,7 @@ def _attempt_lines(last: LastAttempt | None, count: int) -> list[str]:
     if last.outcome == "running":
         return _block("attempts", [f"{count}, {last.name} runs"])
     ago = "" if last.last_event_seconds is None else f", {format_seconds(last.last_event_seconds)} ago"
-    ended = {
-        "unfinished": "did not end by itself (killed, or the machine went down)",
-        "done": "ended well",
-        "Stopped": "was stopped, state saved",
-    }
-    lines = [f"{last.name} {ended.get(last.outcome, f'ended with {last.outcome}')}{ago}"]
-    if last.what and last.outcome not in ended:
-        lines.append(last.what)
-    return _block("attempts", lines)
+    return _block("attempts", [f"{last.name} {ended_text(last.outcome, last.what)}{ago}"])
 
 
 def _training_lines(training: TrainingStatus) -> list[str]:
@@ -175,10 +163,6 @@ def _disk_lines(view: ProjectStatus) -> list[str]:
 
 def _block(label: str, lines: list[str]) -> list[str]:
     return [f"{label if i == 0 else '':<{_INDENT}}{line}" for i, line in enumerate(lines)]
-
-
-def _rate(rate: float) -> str:
-    return format_count(rate) if rate >= 10 else f"{rate:.2g}"
 
 
 def _wrapped(line: str, width: int) -> list[str]:

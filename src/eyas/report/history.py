@@ -13,6 +13,7 @@ from eyas.base.clock import parse_time
 from eyas.pipeline.attempt import EVENTS_NAME, attempt_folders, parse_events
 from eyas.report.growing import Growing
 from eyas.report.status import BROKEN
+from eyas.report.words import ended_text
 from eyas.stages.project import Project
 from eyas.store.ledger import Ledger
 
@@ -199,11 +200,7 @@ def incidents(project: Project, tries: tuple[AttemptView, ...], running: str | N
         if attempt.outcome in ("done", "Stopped") or attempt.name == running:
             continue
         after = tries[index + 1].name if index + 1 < len(tries) else None
-        text = (
-            "did not end by itself (killed, or the machine went down)"
-            if attempt.outcome == "unfinished"
-            else f"{attempt.outcome}: {attempt.what or 'no reason given'}"
-        )
+        text = ended_text(attempt.outcome, attempt.what)
         mended = f"{after} went on from there" if after else None
         found.append(Incident(attempt.last_event, "attempt", f"{attempt.name} {text}", mended))
     with contextlib.suppress(*BROKEN), Ledger.open_read_only(project.layout.ledger) as ledger:

@@ -12,7 +12,7 @@ from eyas.report.history import AttemptView
 from eyas.report.now import LastAttempt, Running
 from eyas.report.overview import Overview
 from eyas.report.server_status import server_text
-from eyas.report.words import at_minute, time_left_text
+from eyas.report.words import at_minute, done_text, ended_text, rate_text, time_left_text
 
 _MAX_ATTEMPTS = 60
 
@@ -73,14 +73,7 @@ def last_text(last: LastAttempt | None) -> str:
     """How the newest attempt ended, in a sentence."""
     if last is None:
         return "Nothing was run yet."
-    known = {
-        "done": "ended well",
-        "Stopped": "was stopped, its state is saved",
-        "unfinished": "did not end by itself: it was killed, or the machine went down",
-        "running": "runs",
-    }
-    ended = known.get(last.outcome) or f"ended with {last.outcome}: {last.what or 'no reason given'}"
-    return f"{last.name} {ended}."
+    return f"{last.name} {ended_text(last.outcome, last.what)}."
 
 
 def sections(view: Overview) -> list[Section]:
@@ -126,9 +119,8 @@ def _facts(view: Overview) -> Table:
         rows.append((Cell(name), Cell(text, key, value)))
 
     if now is not None and now.stage:
-        done = f"{format_count(now.done)} of {format_count(now.total)} {now.unit}"
-        add("at work", f"{now.stage}: {now.label} {done}", "running.done", now.done)
-        add("rate of this attempt", f"{now.rate:,.4g} {now.unit}/s", "running.rate", now.rate)
+        add("at work", f"{now.stage}: {done_text(now)}", "running.done", now.done)
+        add("rate of this attempt", rate_text(now), "running.rate", now.rate)
         if now.silent_seconds is not None:
             add("last event", f"{format_seconds(now.silent_seconds)} ago")
     elif status.last_attempt is not None and status.last_attempt.last_event:

@@ -2,7 +2,35 @@
 
 from __future__ import annotations
 
+from eyas.base.units import format_amount, format_bytes, format_count
 from eyas.report.now import Running
+
+ENDED = {
+    "done": "ended well",
+    "running": "runs",
+    "Stopped": "was stopped, state saved",
+    "unfinished": "did not end by itself (killed, or the machine went down)",
+}
+
+
+def ended_text(outcome: str, what: str | None) -> str:
+    """How an attempt ended: ``ended well``, or the error's code with what it says."""
+    return ENDED.get(outcome) or f"ended with {outcome}: {what or 'no reason given'}"
+
+
+def done_text(running: Running) -> str:
+    """``capture 120 of 472 samples``."""
+    done = format_bytes(running.done) if running.unit == "bytes" else format_count(running.done)
+    return f"{running.label} {done} of {format_amount(running.total, running.unit)}"
+
+
+def rate_text(running: Running) -> str:
+    """``94 answers/s``, ``210.4 MB/s``; ``no rate yet`` where none is known."""
+    if not running.rate:
+        return "no rate yet"
+    if running.unit == "bytes":
+        return f"{format_bytes(running.rate)}/s"
+    return f"{format_count(running.rate) if running.rate >= 10 else f'{running.rate:.2g}'} {running.unit}/s"
 
 
 def time_left_text(running: Running) -> str:

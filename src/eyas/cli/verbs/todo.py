@@ -23,8 +23,8 @@ def todo(
     """Print the todos of the newest phase; --json gives one object with "todos", for todo tools.
 
     Args:
-        all: of all phases.
-        history: every change of each: who, when, in which attempt, with what evidence.
+        all: those of all phases.
+        history: show every change of each: who, when, in which attempt, with what evidence.
     """
     layout = common.open().layout
     phases, changes = [], {}

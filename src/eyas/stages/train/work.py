@@ -11,6 +11,7 @@ import torch
 
 from eyas.base.errors import NotReady, SealBroken
 from eyas.base.seal import is_sealed, require_seal
+from eyas.base.units import counted
 from eyas.drafter.model import EagleDrafter
 from eyas.drafter.settings import TrainSettings
 from eyas.drafter.shape import DrafterShape
@@ -50,7 +51,7 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
     """Train to the end, from the start or from the newest whole checkpoint, in one process or several.
 
     Raises:
-        NotReady: samples are not captured yet.
+        NotReady: samples are to be captured first.
         RecipeChanged: the checkpoints there are of another recipe.
         TrainingDiverged: the loss is not finite, again and again.
         WorkerLost: another training process is gone.
@@ -64,7 +65,9 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
     left = counts["pending"].samples + counts["in_flight"].samples + counts["failed"].samples
     if left or not counts["stored"].samples:
         raise NotReady(
-            f"{left} samples are not captured yet", where=layout.store, hint="eyas extract, or eyas run"
+            f"{counted(left, 'sample')} to be captured first",
+            where=layout.store,
+            hint="eyas extract, or eyas run",
         )
     device = device_of(project, 0 if place is None else place.local_rank, size)
     wanted = project.config.train.dtype
