@@ -14,6 +14,7 @@ import pytest
 from eyas.recovery.doctor import diagnose
 from eyas.recovery.executor import planned, recover
 from eyas.recovery.scene import Scene
+from eyas.report.overview import overview
 from eyas.stages.project import Project
 from eyas.store.ledger import Ledger
 from eyas.store.todos import history, read_phases
@@ -87,6 +88,11 @@ def test_history_tells_who_when_and_with_what_evidence(project_copy: Callable[[]
     assert all("eyas recover" in change.who and change.attempt == 2 and change.at for change in changes)
     assert "set aside" in changes[-1].evidence
     assert (phase.id, phase.outcome) == ("recovery-2", "recovered")
+    # the report's timeline has the incident with what mended it, and no todo of the ordinary course
+    told = overview(Project.open(root)).incidents
+    assert [i.kind for i in told] == ["todo"] * len(phase.todos)
+    (mended,) = [i.mended or "" for i in told if i.text.startswith("Mend the store")]
+    assert changes[-1].evidence == mended
 
 
 def test_killed_after_each_step_it_comes_to_the_same_end(

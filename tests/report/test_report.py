@@ -137,6 +137,7 @@ def test_every_phase_has_a_report(fresh: Path, finished: Path, tmp_path: Path) -
     view = overview(Project.open(fresh))
     assert "Nothing was run yet." in markdown(view)
     assert "Nothing is prepared yet." in body(view)
+    assert overview(Project.open(finished)).incidents == ()  # its todos are the ordinary course of things
     killed = Path(shutil.copytree(finished, tmp_path / "killed", symlinks=True))
     log = killed / "logs" / "attempt-0001" / "events.jsonl"
     lines = log.read_text().splitlines()
@@ -162,6 +163,7 @@ def test_it_draws_in_a_browser_light_dark_and_on_a_phone(written: Path, finished
                 assert seen.wait_until_drawn() == count
                 assert seen.drawn_charts() == count
                 assert seen.overflow() == 0
+                assert seen.cut_off() == []
                 assert seen.faults == []
                 assert [url for url in seen.requests if not url.startswith(("file:", "data:", "blob:"))] == []
                 backgrounds.add(seen.background())

@@ -11,7 +11,7 @@ from eyas.report.server_status import server_text
 from eyas.report.stage_status import StageStatus
 from eyas.report.status import Failure, ProjectStatus
 from eyas.report.training_status import TrainingStatus
-from eyas.report.words import at_minute, done_text, ended_text, rate_text, time_left_text
+from eyas.report.words import at_minute, count_text, done_text, ended_text, rate_text, time_left_text
 
 _SHOWN_PROBLEMS, _SHOWN_FAILURES, _SHOWN_FILES, _SHOWN_MESSAGES = 8, 5, 3, 2
 _MARKS = {"done": "+", "skipped": "-", "partial": "~", "pending": ".", "waiting": ".", "stale": "!"}
@@ -59,20 +59,6 @@ def _stage_table(view: ProjectStatus) -> list[str]:
 
 
 def _stage_cells(stage: StageStatus, is_running: bool) -> list[str]:
-    count = ""
-    if stage.total is not None and stage.state not in ("waiting", "skipped"):
-        whole = stage.done == stage.total
-        unit = stage.unit.removesuffix("s") if stage.done == 1 else stage.unit
-        count = (
-            f"{format_count(stage.done)} {unit}"
-            if whole
-            else f"{format_count(stage.done)} of {format_count(stage.total)} {stage.unit}"
-        )
-        if not whole and stage.total:
-            count += f" {100 * stage.done / stage.total:.0f}%"
-    length = stage.detail.get("acceptance_length")
-    if stage.name == "evaluate" and isinstance(length, int | float):
-        count += f", length {length:.2f}"
     if is_running:
         mark, state = ">", "running"
     else:
@@ -80,7 +66,7 @@ def _stage_cells(stage: StageStatus, is_running: bool) -> list[str]:
     return [
         f"{mark} {stage.name}",
         state,
-        count,
+        count_text(stage),
         "" if stage.samples is None else format_count(stage.samples),
         "" if stage.tokens is None else format_count(stage.tokens),
         format_bytes(stage.bytes) if stage.bytes else "",

@@ -20,6 +20,8 @@ from eyas.store.ledger import Ledger
 MAX_POINTS = 240
 """Points of a curve; longer series are thinned by means over equal stretches."""
 _MAX_INCIDENTS = 200
+RECOVERY = "recovery-"
+"""How todos begin that mend something; those of other phases are incidents only when they are blocked."""
 
 
 @dataclass(frozen=True)
@@ -211,6 +213,8 @@ def incidents(project: Project, tries: tuple[AttemptView, ...], running: str | N
             found.append(Incident(event.at, "sample", f"{sample} failed: {reason}", mended))
         done = {todo.id: todo for todo in ledger.todos()}
         for todo in done.values():
+            if not todo.id.startswith(RECOVERY) and todo.status != "blocked":
+                continue  # a step of the ordinary course of things
             mended = todo.evidence if todo.status == "completed" else None
             found.append(Incident(todo.changed_at, "todo", f"{todo.content} ({todo.status})", mended))
     return tuple(sorted(found, key=lambda incident: incident.at)[-_MAX_INCIDENTS:])

@@ -12,7 +12,7 @@ from eyas.report.history import AttemptView
 from eyas.report.now import LastAttempt, Running
 from eyas.report.overview import Overview
 from eyas.report.server_status import server_text
-from eyas.report.words import at_minute, done_text, ended_text, rate_text, time_left_text
+from eyas.report.words import at_minute, count_text, done_text, ended_text, rate_text, time_left_text
 
 _MAX_ATTEMPTS = 60
 
@@ -96,12 +96,10 @@ def _now(view: Overview) -> Section:
     for stage in status.stages:
         key = f"stages.{stage.name}"
         is_running = status.running is not None and status.running.stage == stage.name
-        total = "" if stage.total in (None, stage.done) else f" of {format_count(stage.total or 0)}"
-        count = f"{format_count(stage.done)}{total} {stage.unit}" if stage.total is not None else ""
         rows.append((
             Cell(stage.name),
             Cell("running" if is_running else stage.state, f"{key}.state", stage.state),
-            Cell(count, f"{key}.done", stage.done),
+            Cell(count_text(stage), f"{key}.done", stage.done),
             _count(stage.samples, f"{key}.samples"),
             _count(stage.tokens, f"{key}.tokens"),
             Cell(format_bytes(stage.bytes) if stage.bytes else "", f"{key}.bytes", stage.bytes, number=True),
@@ -124,7 +122,7 @@ def _facts(view: Overview) -> Table:
         if now.silent_seconds is not None:
             add("last event", f"{format_seconds(now.silent_seconds)} ago")
     elif status.last_attempt is not None and status.last_attempt.last_event:
-        add("last event", at_minute(status.last_attempt.last_event))
+        add("last event", f"{at_minute(status.last_attempt.last_event)} UTC")
     if status.training is not None:
         trained = status.training
         if trained.checkpoint is not None:
@@ -177,14 +175,19 @@ def _data(view: Overview) -> Section:
     data = view.data
     if data is None:
         return Section("data", "Data", empty="Nothing is prepared yet.")
-    share = f"{data.supervised_tokens / data.tokens:.1%}" if data.tokens else "-"
+    answered = [("samples", "none yet: answers come first")]
+    if data.samples:
+        share = f"{data.supervised_tokens / data.tokens:.1%}" if data.tokens else "-"
+        answered = [
+            ("samples", f"{data.samples:,}"),
+            ("tokens", f"{data.tokens:,}"),
+            ("supervised", f"{data.supervised_tokens:,} ({share})"),
+        ]
     facts = _pairs([
         ("records read", f"{data.records:,}"),
         ("conversations kept", f"{data.kept:,} ({data.train_conversations:,} to train on, "
                                f"{data.validation_conversations:,} held out)"),
-        ("samples", f"{data.samples:,}"),
-        ("tokens", f"{data.tokens:,}"),
-        ("supervised", f"{data.supervised_tokens:,} ({share})"),
+        *answered,
         ("cut to max_seq_len", f"{data.truncated:,}"),
     ])  # fmt: skip
     tables = [facts]
@@ -208,7 +211,8 @@ def _extraction(view: Overview) -> Section:
                 rate = tokens / run.seconds if isinstance(tokens, int) and run.seconds > 0 else None
                 rows.append((
                     attempt.name, run.stage, at_minute(run.started), format_seconds(run.seconds),
-                    did if run.ended else "not finished", tokens, "" if rate is None else f"{rate:,.0f}",
+                    did if run.ended else "not finished", tokens,
+                    _number("" if rate is None else f"{rate:,.0f}"),
                 ))  # fmt: skip
     columns = ("attempt", "stage", "started", "took", "samples or answers", "tokens", "tokens/s")
     failures = _by_count(view.failure_reasons)
@@ -252,11 +256,11 @@ def _training(view: Overview) -> Section:
         ("time spent waiting for data", f"{training.data_wait_share:.1%}"),
     ])  # fmt: skip
     rows = [
-        (check.step, f"{check.loss[0]:.3f}", f"{check.top1[0]:.1%}", f"{check.acceptance_length:.3f}",
-         _rates(check.acceptance))
+        (check.step, _number(f"{check.loss[0]:.3f}"), _number(f"{check.top1[0]:.1%}"),
+         _number(f"{check.acceptance_length:.3f}"), _rates(check.acceptance))
         for check in training.validations if check.loss and check.top1
     ]  # fmt: skip
-    columns = ("step", "loss", "top-1", "acceptance length", "acceptance by draft step")
+    columns = ("step", "loss of step 0", "top-1", "acceptance length", "acceptance by draft step")
     return Section("training", "Training", tables=_filled([facts, _table("Held-out samples", columns, rows)]))
 
 
@@ -284,7 +288,7 @@ def _evaluation(view: Overview) -> Section:
                      f"{found.num_tokens:,} tokens"),
     ])  # fmt: skip
     rows = [
-        (row.name, row.num_prompts, f"{row.acceptance_length:.3f}",
+        (row.name, row.num_prompts, _number(f"{row.acceptance_length:.3f}"),
          _rates(row.conditional), _rates(row.unconditional))
         for row in (found.total, *found.domains)
     ]  # fmt: skip
@@ -353,7 +357,13 @@ def _table(title: str, columns: tuple[str, ...], rows: Sequence[Sequence[object]
     return Table(title, columns, tuple(tuple(_cell(value) for value in row) for row in rows))
 
 
+def _number(text: str) -> Cell:
+    return Cell(text, number=True)
+
+
 def _cell(value: object) -> Cell:
+    if isinstance(value, Cell):
+        return value
     if isinstance(value, int):
         return Cell(f"{value:,}", number=True)
     return Cell(str(value))

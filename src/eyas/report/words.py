@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from eyas.base.units import format_amount, format_bytes, format_count
 from eyas.report.now import Running
+from eyas.report.stage_status import StageStatus
 
 ENDED = {
     "done": "ended well",
@@ -16,6 +17,22 @@ ENDED = {
 def ended_text(outcome: str, what: str | None) -> str:
     """How an attempt ended: ``ended well``, or the error's code with what it says."""
     return ENDED.get(outcome) or f"ended with {outcome}: {what or 'no reason given'}"
+
+
+def count_text(stage: StageStatus) -> str:
+    """How much of a stage is done: ``80 answers``, ``18 of 20 samples 90%``, ``5 prompts, length 2.17``."""
+    if stage.total is None or stage.state in ("waiting", "skipped"):
+        return ""
+    if stage.done == stage.total:
+        unit = stage.unit.removesuffix("s") if stage.done == 1 else stage.unit
+        text = f"{format_count(stage.done)} {unit}"
+    else:
+        share = f" {100 * stage.done / stage.total:.0f}%" if stage.total else ""
+        text = f"{format_count(stage.done)} of {format_count(stage.total)} {stage.unit}{share}"
+    length = stage.detail.get("acceptance_length")
+    if stage.name == "evaluate" and isinstance(length, int | float):
+        text += f", length {length:.2f}"
+    return text
 
 
 def done_text(running: Running) -> str:
