@@ -51,6 +51,21 @@ def test_todo_is_one_object_for_todo_tools(tmp_path: Path) -> None:
     assert [change["status"] for change in captured] == ["pending", "in_progress", "completed"]
 
 
+def test_todos_of_a_lost_ledger_come_back(tmp_path: Path) -> None:
+    root = make_project(tmp_path / "p", tiny_target(tmp_path / "model"), count=4)
+    assert eyas("run", "--until", "extract", "--project", root).code == 0
+    before = eyas("todo", "--json", "--project", root).json
+    assert before["todos"]
+    for path in (root / "state").glob("ledger.db*"):
+        path.unlink()
+    told = eyas("todo", "--project", root)
+    assert "the ledger is gone" in told.err
+    assert told.err.splitlines()[-1] == f"next: eyas recover --project {root}"
+    assert eyas("recover", "--only", "ledger", "--project", root).code == 0
+    ids = {todo["id"]: todo for todo in eyas("todo", "--all", "--json", "--project", root).json["todos"]}
+    assert [ids[todo["id"]] for todo in before["todos"]] == before["todos"]
+
+
 def test_a_host_that_is_not_declared(tmp_path: Path) -> None:
     root = make_project(tmp_path / "p", tiny_target(tmp_path / "model"), count=2)
     for words in (

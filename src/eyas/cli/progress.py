@@ -11,7 +11,7 @@ from typing import Any
 
 from eyas.base.progress import Progress
 from eyas.base.units import format_amount, format_bytes, format_count, format_rate, format_seconds
-from eyas.cli.output import OPEN_BARS
+from eyas.cli.output import OPEN_BARS, note
 from eyas.hosts.gpus import GpuMeter
 
 LINE_SECONDS = 30.0
@@ -224,7 +224,7 @@ class BarProgress(_Counting):
         if self._bar is not None:
             self._bar.console.print(f"{self.stage}: {message}", highlight=False, markup=False)
         else:
-            sys.stderr.write(f"{self.stage}: {message}\n")
+            note(f"{self.stage}: {message}", indent=2)
 
     def end(self) -> None:
         """Leave the bar as it stands; what is written now comes below it."""

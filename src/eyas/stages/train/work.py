@@ -153,7 +153,7 @@ def _start(
         drafter, settings, vocabulary, head=parts.head, norm_weight=parts.norm_weight, samples=samples
     )
     if num_rows:
-        context.progress.say(f"fc starts from a ridge fit over {num_rows} rows")
+        context.progress.say(f"fc starts from a ridge fit over {counted(num_rows, 'row')}")
 
 
 def _vocabulary(project: Project, context: RunContext, begun: StartingDrafter | None) -> DraftVocabulary:
