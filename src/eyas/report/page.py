@@ -9,7 +9,8 @@ from importlib.resources import files
 
 from eyas.report.charts import Chart, charts
 from eyas.report.overview import Overview
-from eyas.report.sections import Cell, Section, Table, project_name, sections
+from eyas.report.sections import project_name, sections
+from eyas.report.tables import Cell, Section, Table
 from eyas.report.words import at_minute
 
 _LONG_WORD = 28

@@ -2,50 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from eyas.base.units import format_bytes, format_count, format_seconds
-from eyas.report.evaluation import EvaluationView
+from eyas.report.evaluation_section import evaluation_section
 from eyas.report.history import AttemptView
 from eyas.report.now import LastAttempt, Running
 from eyas.report.overview import Overview
 from eyas.report.server_status import server_text
+from eyas.report.tables import (
+    Cell,
+    Section,
+    Table,
+    by_count,
+    count_cell,
+    filled,
+    number_cell,
+    pairs,
+    rates_text,
+    table,
+)
 from eyas.report.words import at_minute, count_text, done_text, ended_text, rate_text, time_left_text
 
 _MAX_ATTEMPTS = 60
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One cell; ``key`` and ``value`` give the number behind the text, as ``status --json`` has it."""
-
-    text: str
-    key: str = ""
-    value: float | int | str | None = None
-    number: bool = False
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows below a heading; without ``columns`` it is a list of names and values."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of the page: a sentence, tables, and charts by its id; ``empty`` is said in place of nothing."""
-
-    id: str
-    title: str
-    text: str = ""
-    tables: tuple[Table, ...] = ()
-    empty: str = ""
-    warnings: tuple[str, ...] = field(default=())
 
 
 def headline(view: Overview) -> str:
@@ -84,7 +63,7 @@ def sections(view: Overview) -> list[Section]:
         _extraction(view),
         _store(view),
         _training(view),
-        _evaluation(view),
+        evaluation_section(view),
         _timeline(view),
         _provenance(view),
     ]
@@ -100,8 +79,8 @@ def _now(view: Overview) -> Section:
             Cell(stage.name),
             Cell("running" if is_running else stage.state, f"{key}.state", stage.state),
             Cell(count_text(stage), f"{key}.done", stage.done),
-            _count(stage.samples, f"{key}.samples"),
-            _count(stage.tokens, f"{key}.tokens"),
+            count_cell(stage.samples, f"{key}.samples"),
+            count_cell(stage.tokens, f"{key}.tokens"),
             Cell(format_bytes(stage.bytes) if stage.bytes else "", f"{key}.bytes", stage.bytes, number=True),
         ))  # fmt: skip
     stages = Table("", ("stage", "state", "done", "samples", "tokens", "on disk"), tuple(rows))
@@ -183,7 +162,7 @@ def _data(view: Overview) -> Section:
             ("tokens", f"{data.tokens:,}"),
             ("supervised", f"{data.supervised_tokens:,} ({share})"),
         ]
-    facts = _pairs([
+    facts = pairs([
         ("records read", f"{data.records:,}"),
         ("conversations kept", f"{data.kept:,} ({data.train_conversations:,} to train on, "
                                f"{data.validation_conversations:,} held out)"),
@@ -193,11 +172,11 @@ def _data(view: Overview) -> Section:
     tables = [facts]
     for title, groups in (("By domain", data.domains), ("By source", data.sources)):
         rows = [(d.name, d.records, d.kept, d.dropped, d.samples or d.prompts) for d in groups[:40]]
-        tables.append(_table(title, ("name", "records", "kept", "dropped", "samples or prompts"), rows))
-    tables.append(_table("Left out, by reason", ("reason", "count"), _by_count(data.drops)))
-    tables.append(_table("Answers", ("how they ended", "count"), sorted(data.answers.items())))
-    tables.append(_table("Worth a look", ("note", "count"), sorted(data.notes.items())))
-    return Section("data", "Data", tables=_filled(tables))
+        tables.append(table(title, ("name", "records", "kept", "dropped", "samples or prompts"), rows))
+    tables.append(table("Left out, by reason", ("reason", "count"), by_count(data.drops)))
+    tables.append(table("Answers", ("how they ended", "count"), sorted(data.answers.items())))
+    tables.append(table("Worth a look", ("note", "count"), sorted(data.notes.items())))
+    return Section("data", "Data", tables=filled(tables))
 
 
 def _extraction(view: Overview) -> Section:
@@ -212,18 +191,18 @@ def _extraction(view: Overview) -> Section:
                 rows.append((
                     attempt.name, run.stage, at_minute(run.started), format_seconds(run.seconds),
                     did if run.ended else "not finished", tokens,
-                    _number("" if rate is None else f"{rate:,.0f}"),
+                    number_cell("" if rate is None else f"{rate:,.0f}"),
                 ))  # fmt: skip
     columns = ("attempt", "stage", "started", "took", "samples or answers", "tokens", "tokens/s")
-    failures = _by_count(view.failure_reasons)
+    failures = by_count(view.failure_reasons)
     named = [(f.id, f.state, f.failures, f.reason) for f in view.status.failures]
     tables = [
-        _table("Attempts", columns, rows[-_MAX_ATTEMPTS:]),
-        _table("Failed tries, by reason", ("reason", "tries"), failures),
-        _table("Samples that failed", ("sample", "state", "tries", "last reason"), named),
+        table("Attempts", columns, rows[-_MAX_ATTEMPTS:]),
+        table("Failed tries, by reason", ("reason", "tries"), failures),
+        table("Samples that failed", ("sample", "state", "tries", "last reason"), named),
     ]
     return Section(
-        "extraction", "Answers and extraction", tables=_filled(tables), empty="Nothing was captured yet."
+        "extraction", "Answers and extraction", tables=filled(tables), empty="Nothing was captured yet."
     )
 
 
@@ -232,7 +211,7 @@ def _store(view: Overview) -> Section:
     if store is None:
         return Section("store", "Store", empty="The store holds nothing yet.")
     ratio = store.bytes / store.forecast_bytes if store.forecast_bytes else 0.0
-    facts = _pairs([
+    facts = pairs([
         ("segments", f"{store.segments:,}, {store.verified:,} of them hashed after their commit"),
         ("samples", f"{store.samples:,}"),
         ("tokens", f"{store.tokens:,}"),
@@ -248,7 +227,7 @@ def _training(view: Overview) -> Section:
     training = view.training
     if training is None:
         return Section("training", "Training", empty="Training has not begun.")
-    facts = _pairs([
+    facts = pairs([
         ("steps", f"{training.num_steps:,}"),
         ("checkpoints written", f"{training.num_checkpoints:,}, "
                                 f"{format_seconds(training.checkpoint_seconds)} in all"),
@@ -256,60 +235,12 @@ def _training(view: Overview) -> Section:
         ("time spent waiting for data", f"{training.data_wait_share:.1%}"),
     ])  # fmt: skip
     rows = [
-        (check.step, _number(f"{check.loss[0]:.3f}"), _number(f"{check.top1[0]:.1%}"),
-         _number(f"{check.acceptance_length:.3f}"), _rates(check.acceptance))
+        (check.step, number_cell(f"{check.loss[0]:.3f}"), number_cell(f"{check.top1[0]:.1%}"),
+         number_cell(f"{check.acceptance_length:.3f}"), rates_text(check.acceptance))
         for check in training.validations if check.loss and check.top1
     ]  # fmt: skip
     columns = ("step", "loss of step 0", "top-1", "acceptance length", "acceptance by draft step")
-    return Section("training", "Training", tables=_filled([facts, _table("Held-out samples", columns, rows)]))
-
-
-def _evaluation(view: Overview) -> Section:
-    found = view.evaluation
-    if found is None:
-        return Section("evaluation", "Evaluation", empty="Nothing is measured yet.")
-    speed = "not timed"
-    if found.speedup and found.plain_tokens_per_second and found.drafted_tokens_per_second:
-        speed = (
-            f"{found.drafted_tokens_per_second:.1f} tokens/s with the drafter, "
-            f"{found.plain_tokens_per_second:.1f} without: {found.speedup:.2f} times"
-        )
-    equal = f"{found.equal_texts} of {found.num_answers} equal plain decoding"
-    if found.tied_texts or found.different_texts:
-        equal += f", {found.tied_texts} part at a numeric tie, {found.different_texts} are different"
-    facts = _pairs([
-        ("acceptance length", f"{found.total.acceptance_length:.3f} tokens per target forward "
-                              f"(bonus token counted), "
-                              f"{found.num_drafts} drafts a round, greedy"),
-        *_tree(found),
-        ("texts", equal),
-        ("speed, one prompt at a time", speed),
-        ("measured", f"{at_minute(found.at)}, {found.dtype}, {found.num_answers:,} answers, "
-                     f"{found.num_tokens:,} tokens"),
-    ])  # fmt: skip
-    rows = [
-        (row.name, row.num_prompts, _number(f"{row.acceptance_length:.3f}"),
-         _rates(row.conditional), _rates(row.unconditional))
-        for row in (found.total, *found.domains)
-    ]  # fmt: skip
-    columns = (
-        "domain",
-        "prompts",
-        "acceptance length",
-        "conditional by position",
-        "unconditional by position",
-    )
-    return Section("evaluation", "Evaluation", tables=_filled([facts, _table("By domain", columns, rows)]))
-
-
-def _tree(found: EvaluationView) -> list[tuple[str, str]]:
-    tree = found.tree
-    if tree is None:
-        return []
-    shape = f"{tree.total_tokens} drafts a round, depth {tree.depth}, top {tree.top_k}"
-    return [
-        ("acceptance length with trees", f"{tree.acceptance_length:.3f} tokens per target forward, {shape}")
-    ]
+    return Section("training", "Training", tables=filled([facts, table("Held-out samples", columns, rows)]))
 
 
 def _timeline(view: Overview) -> Section:
@@ -321,11 +252,11 @@ def _timeline(view: Overview) -> Section:
     wrong = [(at_minute(i.at), i.kind, i.text, i.mended or "open") for i in view.incidents]
     moved = [(at_minute(m.at), m.name, m.reason) for m in view.status.set_aside]
     tables = [
-        _table("Attempts", columns, rows),
-        _table("Incidents", ("when (UTC)", "what", "text", "mended"), wrong),
-        _table("Set aside", ("when (UTC)", "name", "reason"), moved),
+        table("Attempts", columns, rows),
+        table("Incidents", ("when (UTC)", "what", "text", "mended"), wrong),
+        table("Set aside", ("when (UTC)", "name", "reason"), moved),
     ]
-    return Section("timeline", "Timeline", tables=_filled(tables), empty="Nothing was run yet.")
+    return Section("timeline", "Timeline", tables=filled(tables), empty="Nothing was run yet.")
 
 
 def _did(attempt: AttemptView) -> str:
@@ -334,43 +265,7 @@ def _did(attempt: AttemptView) -> str:
 
 def _provenance(view: Overview) -> Section:
     rows = [(fact.group, fact.name, fact.value) for fact in view.provenance]
-    return Section("provenance", "Provenance", tables=(_table("", ("of", "what", "value"), rows),))
-
-
-def _by_count(counts: dict[str, int]) -> list[tuple[str, int]]:
-    return sorted(counts.items(), key=lambda entry: entry[1], reverse=True)
-
-
-def _rates(rates: Sequence[float]) -> str:
-    return " ".join(f"{rate:.2f}" for rate in rates)
-
-
-def _count(value: int | None, key: str) -> Cell:
-    return Cell("" if value is None else format_count(value), key, value, number=True)
-
-
-def _pairs(pairs: Iterable[tuple[str, str]]) -> Table:
-    return Table("", (), tuple((Cell(name), Cell(text)) for name, text in pairs))
-
-
-def _table(title: str, columns: tuple[str, ...], rows: Sequence[Sequence[object]]) -> Table:
-    return Table(title, columns, tuple(tuple(_cell(value) for value in row) for row in rows))
-
-
-def _number(text: str) -> Cell:
-    return Cell(text, number=True)
-
-
-def _cell(value: object) -> Cell:
-    if isinstance(value, Cell):
-        return value
-    if isinstance(value, int):
-        return Cell(f"{value:,}", number=True)
-    return Cell(str(value))
-
-
-def _filled(tables: Sequence[Table]) -> tuple[Table, ...]:
-    return tuple(table for table in tables if table.rows)
+    return Section("provenance", "Provenance", tables=(table("", ("of", "what", "value"), rows),))
 
 
 def project_name(view: Overview) -> str:
