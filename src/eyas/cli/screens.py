@@ -11,7 +11,7 @@ from eyas.report.server_status import server_text
 from eyas.report.stage_status import StageStatus
 from eyas.report.status import Failure, ProjectStatus, Waves
 from eyas.report.training_status import TrainingStatus
-from eyas.report.words import at_minute, time_left_text
+from eyas.report.words import at_minute, count_text, done_text, ended_text, rate_text, time_left_text
 
 _SHOWN_PROBLEMS, _SHOWN_FAILURES, _SHOWN_FILES, _SHOWN_MESSAGES = 8, 5, 3, 2
 _MARKS = {"done": "+", "skipped": "-", "partial": "~", "pending": ".", "waiting": ".", "stale": "!"}
@@ -61,20 +61,6 @@ def _stage_table(view: ProjectStatus) -> list[str]:
 
 
 def _stage_cells(stage: StageStatus, is_running: bool) -> list[str]:
-    count = ""
-    if stage.total is not None and stage.state not in ("waiting", "skipped"):
-        whole = stage.done == stage.total
-        unit = stage.unit.removesuffix("s") if stage.done == 1 else stage.unit
-        count = (
-            f"{format_count(stage.done)} {unit}"
-            if whole
-            else f"{format_count(stage.done)} of {format_count(stage.total)} {stage.unit}"
-        )
-        if not whole and stage.total:
-            count += f" {100 * stage.done / stage.total:.0f}%"
-    length = stage.detail.get("acceptance_length")
-    if stage.name == "evaluate" and isinstance(length, int | float):
-        count += f", length {length:.2f}"
     if is_running:
         mark, state = ">", "running"
     else:
@@ -82,7 +68,7 @@ def _stage_cells(stage: StageStatus, is_running: bool) -> list[str]:
     return [
         f"{mark} {stage.name}",
         state,
-        count,
+        count_text(stage),
         "" if stage.samples is None else format_count(stage.samples),
         "" if stage.tokens is None else format_count(stage.tokens),
         format_bytes(stage.bytes) if stage.bytes else "",
@@ -95,17 +81,9 @@ def _running_lines(running: Running) -> list[str]:
     ]
     if running.stage:
         share = f" ({100 * running.done / running.total:.0f}%)" if running.total else ""
-        lines.append(
-            f"{running.stage}: {running.label} {format_count(running.done)} of "
-            f"{format_count(running.total)} {running.unit}{share}"
-        )
-        rate = f"{_rate(running.rate)} {running.unit}/s" if running.rate else "no rate yet"
-        lines.append(", ".join([rate, *([left] if (left := time_left_text(running)) else [])]))
-        lines += [
-            f"beside it {beside.stage}: {beside.label} {format_count(beside.done)} of "
-            f"{format_count(beside.total)} {beside.unit}"
-            for beside in running.beside
-        ]
+        lines.append(f"{running.stage}: {done_text(running)}{share}")
+        lines.append(", ".join([rate_text(running), *([left] if (left := time_left_text(running)) else [])]))
+        lines += [f"beside it {beside.stage}: {done_text(beside)}" for beside in running.beside]
     else:
         lines.append("starting")
     if running.silent_seconds is not None:
@@ -119,15 +97,7 @@ def _attempt_lines(last: LastAttempt | None, count: int) -> list[str]:
     if last.outcome == "running":
         return _block("attempts", [f"{count}, {last.name} runs"])
     ago = "" if last.last_event_seconds is None else f", {format_seconds(last.last_event_seconds)} ago"
-    ended = {
-        "unfinished": "did not end by itself (killed, or the machine went down)",
-        "done": "ended well",
-        "Stopped": "was stopped, state saved",
-    }
-    lines = [f"{last.name} {ended.get(last.outcome, f'ended with {last.outcome}')}{ago}"]
-    if last.what and last.outcome not in ended:
-        lines.append(last.what)
-    return _block("attempts", lines)
+    return _block("attempts", [f"{last.name} {ended_text(last.outcome, last.what)}{ago}"])
 
 
 def _training_lines(training: TrainingStatus) -> list[str]:
@@ -198,10 +168,6 @@ def _wave_lines(waves: Waves) -> list[str]:
 
 def _block(label: str, lines: list[str]) -> list[str]:
     return [f"{label if i == 0 else '':<{_INDENT}}{line}" for i, line in enumerate(lines)]
-
-
-def _rate(rate: float) -> str:
-    return format_count(rate) if rate >= 10 else f"{rate:.2g}"
 
 
 def _wrapped(line: str, width: int) -> list[str]:

@@ -14,6 +14,7 @@ from eyas.base.layout import Layout
 from eyas.base.progress import Progress
 from eyas.base.stop import StopFlag
 from eyas.base.storage import named_storage_errors
+from eyas.base.units import counted
 from eyas.drafter.trackers.kinds import require_trackers
 from eyas.pipeline.attempt import Attempt, RecordedProgress, next_number
 from eyas.pipeline.handover import Handover
@@ -216,8 +217,8 @@ def _ledger(layout: Layout, progress: Progress) -> Ledger:
     ledger, adoption = open_or_rebuild(layout, progress=progress)
     if adoption is not None and adoption.segments:
         progress.say(
-            f"the ledger was rebuilt from the folder: {adoption.num_samples} samples in "
-            f"{len(adoption.segments)} segments"
+            f"the ledger was rebuilt from the folder: {counted(adoption.num_samples, 'sample')} in "
+            f"{counted(len(adoption.segments), 'segment')}"
         )
     return ledger
 

@@ -165,6 +165,12 @@ def project_status(project: Project, suffix: str = "") -> ProjectStatus:
     )
 
 
+def is_finished(project: Project) -> bool:
+    """Whether nothing is left to be done: every stage is, and nothing is damaged."""
+    views, problems, _ = _look(project)
+    return not problems and all(view.finished for view in views)
+
+
 def _look(project: Project) -> tuple[list[StageView], list[str], list[str]]:
     """Views, problems, and those of the problems that are damage."""
     views: list[StageView] = []
@@ -182,6 +188,9 @@ def _look(project: Project) -> tuple[list[StageView], list[str], list[str]]:
             if not any(known.partition(": ")[2] == problem.partition(": ")[2] for known in problems):
                 problems.append(problem)
             views.append(StageView(stage.name, "waiting", detail={"problem": _first_line(error)}))
+    if not project.layout.ledger.exists() and any(project.layout.segments.glob("*.safetensors")):
+        damages.append("extract: the ledger is gone; eyas run rebuilds it from the segments")
+        problems.append(damages[-1])
     return views, problems, damages
 
 

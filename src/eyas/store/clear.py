@@ -6,6 +6,7 @@ removal was cut off, temporary files of processes that are gone, and checkpoints
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -14,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from eyas.base.errors import FormatTooNew, SegmentDamaged
+from eyas.base.errors import EyasError, FormatTooNew, SegmentDamaged
 from eyas.base.files import TEMPORARY_SUFFIX, fsync_folder, read_json, tree_bytes
 from eyas.base.layout import Layout
 from eyas.base.progress import Progress, SilentProgress
-from eyas.base.seal import is_sealed, seal_faults
+from eyas.base.seal import is_sealed, read_seal, seal_faults
 from eyas.base.stop import StopFlag
 from eyas.store.ledger import Ledger
 from eyas.store.ledger_moves import forget_segment, segment_of, segment_uses
@@ -166,6 +167,8 @@ def _old_checkpoints(layout: Layout, keep: int) -> Iterator[Removal]:
         return
     sealed = [path for path in sorted(layout.checkpoints.glob("step-*")) if is_sealed(path)]
     sealed = [path for path in sealed if _CHECKPOINT.fullmatch(path.name)]
+    if sealed and _is_unvalidated(sealed[-1]):
+        keep += 1  # it will be replaced: the one before stands in for it meanwhile, as the trainer has it
     kept = sealed[max(0, len(sealed) - keep) :]
     try:
         best = {_best_step(path) for path in kept}
@@ -178,6 +181,13 @@ def _old_checkpoints(layout: Layout, keep: int) -> Iterator[Removal]:
         if int(path.name.removeprefix("step-")) not in best:
             why = f"{keep} newer ones are kept, and it is not the best"
             yield Removal(path, "checkpoint", tree_bytes(path), why)
+
+
+def _is_unvalidated(path: Path) -> bool:
+    """Whether the validation that was due at a checkpoint was cut off."""
+    with contextlib.suppress(EyasError, OSError, ValueError, KeyError, TypeError):
+        return bool(read_seal(path)["about"].get("unvalidated"))
+    return False
 
 
 def _best_step(path: Path) -> int | None:

@@ -16,6 +16,7 @@ from eyas.base.errors import DamageFound, FormatTooNew, SegmentDamaged
 from eyas.base.layout import Layout
 from eyas.base.progress import Progress, SilentProgress
 from eyas.base.seal import is_sealed
+from eyas.base.units import counted
 from eyas.store.faults import Fault
 from eyas.store.ledger import Ledger, SegmentRecord, StoredSize
 from eyas.store.ledger_history import Event
@@ -140,7 +141,7 @@ def _whole_header(path: Path, recipe_hash: str | None) -> tuple[SegmentHeader | 
         return None, Fault(path, "header", str(error))
     if faults:
         sample, why = next(iter(faults.items()))
-        return None, Fault(path, "content", f"{len(faults)} samples damaged; {sample}: {why}")
+        return None, Fault(path, "content", f"{counted(len(faults), 'sample')} damaged; {sample}: {why}")
     return header, None
 
 
@@ -182,10 +183,10 @@ def repair(
         name = fault.path.name
         if fault.kind in _SET_ASIDE_KINDS:
             ids = set_aside_segment(layout, ledger, name, f"{fault.kind}: {fault.detail}")
-            done.append(f"{name}: set aside, {len(ids)} samples pending again ({fault.detail})")
+            done.append(f"{name}: set aside, {counted(len(ids), 'sample')} pending again ({fault.detail})")
         elif fault.kind == "missing":
             ids = set_aside_segment(layout, ledger, name, fault.detail)
-            done.append(f"{name}: missing, {len(ids)} samples pending again")
+            done.append(f"{name}: missing, {counted(len(ids), 'sample')} pending again")
         elif fault.kind == "ledger" and fault.path.parent == layout.segments:
             ledger.release_segment(name)
             done.append(f"{name}: ledger entry dropped, to be adopted anew ({fault.detail})")

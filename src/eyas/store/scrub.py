@@ -232,7 +232,7 @@ def _examine_segment(
     ids = tuple(ledger.samples_of(path.name)) if ledger is not None and record is not None else ()
     num_bytes = path.stat().st_size
     if record is not None and num_bytes != record.num_bytes:
-        detail = f"{num_bytes} bytes long, committed with {record.num_bytes}"
+        detail = f"{num_bytes:,} bytes long, committed with {record.num_bytes:,}"
         return [Fault(path, "size", detail, ids)], None
     try:
         header = read_header(path)

@@ -12,6 +12,7 @@ from eyas.base.errors import DamageFound
 from eyas.base.progress import Progress
 from eyas.base.stop import StopFlag
 from eyas.base.storage import named_storage_errors
+from eyas.base.units import counted, format_bytes, format_count
 from eyas.cli.common import Common
 from eyas.cli.output import next_command, note, print_json, table
 from eyas.cli.progress import listener
@@ -107,14 +108,15 @@ def _show_import(result: Any, common: Common, again: str | None) -> None:
         shown = result.left[:_MOST_FILES_SHOWN]
         table(None, ["left alone", "because", "why"], [[str(f.path), f.kind, f.why] for f in shown])
         if len(result.left) > len(shown):
-            note(f"and {len(result.left) - len(shown)} more; --json names all")
+            note(f"and {format_count(len(result.left) - len(shown))} more; --json names all")
     if again is not None:
-        note(f"{num_fit} of {result.num_files} files would be imported")
+        note(f"{format_count(num_fit)} of {counted(result.num_files, 'file')} would be imported")
         next_command(f"{again}{common.suffix}" if num_fit else None)
         return
     note(
-        f"{result.num_stored} samples imported ({result.num_tokens} tokens) from {result.num_files} files, "
-        f"{result.num_known} known already, {len(result.left)} files left alone"
+        f"{counted(result.num_stored, 'sample')} imported ({counted(result.num_tokens, 'token')}) from "
+        f"{counted(result.num_files, 'file')}, {format_count(result.num_known)} known already, "
+        f"{counted(len(result.left), 'file')} left alone"
     )
     next_command(f"eyas extract{common.suffix}")
 
@@ -138,7 +140,6 @@ def export(
         split: only this one.
         dry_run: say how much it would be and write nothing.
     """
-    from eyas.base.units import format_bytes
     from eyas.store.layouts.naming import DEFAULT_LAST
     from eyas.store.ledger import Ledger
 
@@ -151,10 +152,13 @@ def export(
         if common.json:
             print_json({"samples": count, "stored_bytes": num_bytes, "released": released})
         else:
-            note(f"{count} samples would be written; all of the store is {format_bytes(num_bytes)}")
+            size = format_bytes(num_bytes)
+            note(f"{counted(count, 'sample')} would be written; all of the store is {size}")
             _note_released(released)
-            words = ["eyas", "store", "export", str(folder), "--layout", layout]
-        next_command(f"{shlex.join(words)}{common.suffix}" if count else None)
+            options = (("--layout", layout), ("--last", last), ("--split", split))
+            words = [word for name, value in options if value is not None for word in (name, value)]
+            again = shlex.join(["eyas", "store", "export", str(folder), *words])
+            next_command(f"{again}{common.suffix}" if count else None)
         return 0
     work: Any = import_module("eyas.stages.exchange.outgoing")
     stop = StopFlag()
@@ -173,7 +177,7 @@ def export(
     if common.json:
         print_json({"samples": count, "folder": str(folder), "layout": layout, "released": released})
     else:
-        note(f"{count} samples written to {folder}")
+        note(f"{counted(count, 'sample')} written to {folder}")
         _note_released(released)
         next_command(None)
     return 0
@@ -182,4 +186,4 @@ def export(
 def _note_released(count: int) -> None:
     """Say what an export cannot hold."""
     if count:
-        note(f"{count} samples are released (store.max_bytes) and not among them")
+        note(f"{counted(count, 'sample')} released (store.max_bytes), not among them")

@@ -11,7 +11,7 @@ from eyas.base.errors import ConfigError, DamageFound, DiskFull
 from eyas.base.layout import Layout
 from eyas.base.stop import StopFlag
 from eyas.base.storage import named_storage_errors
-from eyas.base.units import format_bytes, format_count, parse_bytes
+from eyas.base.units import counted, format_bytes, format_count, parse_bytes
 from eyas.cli.common import Common
 from eyas.cli.output import next_command, note, print_json, table
 from eyas.cli.progress import listener
@@ -77,23 +77,25 @@ def ls(*, common: Common = _COMMON) -> int:
     columns = ["segment", "samples", "tokens", "bytes", "hashed", "state"]
     table(None, columns, [_row(entry) for entry in listed])
     total = sum(record.num_bytes for record in records)
-    samples = format_count(sum(used.values()))
-    note(f"{len(records)} segments, {samples} samples, {format_bytes(total)}")
+    note(
+        f"{counted(len(records), 'segment')}, {counted(sum(used.values()), 'sample')}, {format_bytes(total)}"
+    )
     if released:
-        samples = format_count(sum(record.num_samples for record in released))
-        note(f"{len(released)} more with {samples} samples are trained on and released (store.max_bytes)")
+        samples = counted(sum(record.num_samples for record in released), "sample")
+        note(f"{len(released)} more with {samples} are trained on and released (store.max_bytes)")
     missing = any(entry["state"] == "missing" for entry in listed)
     next_command(f"eyas store repair{common.suffix}" if missing else None)
     return 0
 
 
 def _row(entry: dict[str, object]) -> list[object]:
-    when = str(entry["verified_at"] or "never").partition(".")[0].replace("T", " ")
+    when = str(entry["verified_at"] or "not since it was written").partition(".")[0].replace("T", " ")
     if entry["verified_at"]:
         when += ", this boot" if entry["verified_since_boot"] else ", before this boot or mount"
     num_bytes = entry["bytes"]
     shown = format_bytes(num_bytes) if isinstance(num_bytes, int) else "-"
-    return [entry["name"], entry["samples"], entry["tokens"], shown, when, entry["state"]]
+    samples, tokens = (format_count(int(str(entry[key]))) for key in ("samples", "tokens"))
+    return [entry["name"], samples, tokens, shown, when, entry["state"]]
 
 
 def repair(
@@ -172,7 +174,7 @@ def compact(*, dry_run: bool = False, common: Common = _COMMON) -> int:
         print_json({"merged": merged, "into": result.segments, "bytes": result.num_bytes, "faults": faults})
     else:
         merged = sum(len(group) for group in result.groups)
-        note(f"{merged} segments became {len(result.segments)}, {format_bytes(result.num_bytes)}")
+        note(f"{counted(merged, 'segment')} became {len(result.segments)}, {format_bytes(result.num_bytes)}")
         for fault in result.faults:
             note(f"left alone: {fault.path.name}: {fault.detail}")
         then = "repair" if result.faults else "gc" if result.groups else None
@@ -233,6 +235,7 @@ def gc(*, yes: bool = False, dry_run: bool = False, common: Common = _COMMON) ->
     if rows:
         table(None, ["what", "kind", "bytes", "why"], rows)
     total = format_bytes(sum(item.num_bytes for item in found))
-    note(f"{len(found)} {'removed' if removed else 'may be removed'}, {total}")
+    verdict = "removed" if removed else "may be removed"
+    note(f"{counted(len(found), 'thing')} {verdict}, {total}" if found else f"nothing {verdict}")
     next_command(f"eyas store gc --yes{common.suffix}" if found and not removed else None)
     return 0

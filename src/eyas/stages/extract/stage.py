@@ -47,7 +47,7 @@ def _size_damages(folder: Path, segment: SegmentRecord) -> list[Damage]:
         return [Damage(path, "in the ledger, not in the folder")]
     if num_bytes == segment.num_bytes:
         return []
-    return [Damage(path, f"{num_bytes} bytes long, committed with {segment.num_bytes}")]
+    return [Damage(path, f"{num_bytes:,} bytes long, committed with {segment.num_bytes:,}")]
 
 
 def _wave_detail(layout: Layout, stored: int, released: int) -> dict[str, object]:

@@ -19,7 +19,7 @@ import torch
 from eyas.base.errors import CaptureInvalid, EyasError
 from eyas.base.layout import Layout
 from eyas.base.seal import require_seal
-from eyas.base.units import format_bytes, format_seconds
+from eyas.base.units import counted, format_bytes, format_count, format_seconds
 from eyas.config.resolve import SAFETENSORS_DTYPE
 from eyas.stages.extract.continuity import check_continuity, chosen_samples
 from eyas.stages.extract.groups import groups_to_capture
@@ -215,7 +215,7 @@ def _warn_of_room(project: Project, items: Mapping[str, Item], todo: set[str], c
         speed = f"; the disk took {format_bytes(disk)}/s: {format_seconds(needed / disk)} of writing at least"
     verdict = "" if needed < room else f": it will not fit; the run will {then} when the disk is full"
     context.progress.say(
-        f"forecast: {format_bytes(needed)} for {len(todo)} samples, "
+        f"forecast: {format_bytes(needed)} for {counted(len(todo), 'sample')}, "
         f"{format_bytes(max(0, room))} may be written{speed}{verdict}"
     )
     return Pace(disk, needed, context.progress)
@@ -233,7 +233,8 @@ def _capture_all(
     config, ledger = project.config, context.ledger
     batches, todo = left.batches(), left.listing.left()
     context.progress.say(
-        f"{len(left.plan)} batches of up to {config.extract.batch_tokens} tokens, "
+        f"{counted(len(left.plan), 'batch', 'batches')} of up to "
+        f"{format_count(config.extract.batch_tokens)} tokens, "
         f"{100 * left.plan.padding_share(left.listing.lengths):.1f}% padding"
     )
     total_tokens = int(left.listing.lengths.sum(dtype=int))

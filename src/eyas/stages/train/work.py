@@ -12,6 +12,7 @@ import torch
 from eyas.base.errors import NotReady, SealBroken
 from eyas.base.layout import Layout
 from eyas.base.seal import is_sealed, require_seal
+from eyas.base.units import counted
 from eyas.drafter.model import EagleDrafter
 from eyas.drafter.settings import TrainSettings
 from eyas.drafter.shape import DrafterShape
@@ -56,7 +57,7 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
     When the store has a bound: to the end of the wave that is there.
 
     Raises:
-        NotReady: samples are not captured yet.
+        NotReady: samples are to be captured first.
         RecipeChanged: the checkpoints there are of another recipe.
         TrainingDiverged: the loss is not finite, again and again.
         WorkerLost: another training process is gone.
@@ -70,8 +71,8 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
     left, wave = _not_captured(ledger, layout, rule)
     if left or not ledger.counts()["stored"].samples:
         raise NotReady(
-            f"{left} samples are not captured yet"
-            + (f" of those that wave {wave + 1} is trained with" if rule is not None else ""),
+            f"{counted(left, 'sample')} to be captured first"
+            + (f" for wave {wave + 1}" if rule is not None else ""),
             where=layout.store,
             hint="eyas extract, or eyas run",
         )
@@ -169,7 +170,7 @@ def _start(
         drafter, settings, vocabulary, head=parts.head, norm_weight=parts.norm_weight, samples=samples
     )
     if num_rows:
-        context.progress.say(f"fc starts from a ridge fit over {num_rows} rows")
+        context.progress.say(f"fc starts from a ridge fit over {counted(num_rows, 'row')}")
 
 
 def _vocabulary(project: Project, context: RunContext, begun: StartingDrafter | None) -> DraftVocabulary:
