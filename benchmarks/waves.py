@@ -94,7 +94,8 @@ def _server(arguments: argparse.Namespace, folder: Path) -> Iterator[str]:
     """A fake server that captures; the tables of ``eyas.toml`` that find it."""
     from eyas.targets.fake.dumps import TinyModel
     from eyas.targets.fake.faults import parse_fault
-    from eyas.targets.fake.server import FakeServer, FakeSettings
+    from eyas.targets.fake.server import FakeServer
+    from eyas.targets.fake.settings import FakeSettings
     from eyas.targets.local.model import LocalTarget
 
     dumps = folder / "dumps"

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from eyas.targets.fake.dumps import TinyModel
 from eyas.targets.fake.faults import parse_fault
-from eyas.targets.fake.server import FakeServer, FakeSettings
+from eyas.targets.fake.server import FakeServer
+from eyas.targets.fake.settings import FakeSettings
 from eyas.targets.local.model import LocalTarget
 
 

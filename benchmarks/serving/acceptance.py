@@ -104,7 +104,7 @@ def _compare(
     project: Any, dtype: str, prompts: Sequence[list[int]], plain: list[list[int]], drafted: list[list[int]]
 ) -> tuple[int, int, int]:
     """Texts that are equal, differ first at a tie, or differ otherwise."""
-    from eyas.stages.evaluate.ties import TIE_GAPS, tie_gap
+    from eyas.stages.evaluate.ties import parting
     from eyas.targets.local.model import LocalTarget
 
     target: LocalTarget | None = None
@@ -115,8 +115,7 @@ def _compare(
             continue
         if target is None:
             target = LocalTarget.load(project.resolved.model, "cpu", dtype)
-        if tie_gap(target, prompt, one, other) <= TIE_GAPS[target.dtype]:
-            ties += 1
-        else:
-            different += 1
+        found = parting(target, prompt, one, other)
+        ties += found is not None and found.tied
+        different += found is not None and not found.tied
     return equal, ties, different

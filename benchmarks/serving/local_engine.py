@@ -35,8 +35,12 @@ class LocalEngine:
     end_tokens: tuple[int, ...]
 
     @classmethod
-    def open(cls, project: Any, max_prompts: int) -> LocalEngine:
-        """Load a trained project; at most so many prompts, spread over the held-out file."""
+    def open(cls, project: Any, max_prompts: int, dtype: str = "float32") -> LocalEngine:
+        """Load a trained project; at most so many prompts, spread over the held-out file.
+
+        Args:
+            dtype: arithmetic of target and drafter.
+        """
         import torch
 
         from eyas.stages.chat_tools import load_renderer
@@ -47,7 +51,7 @@ class LocalEngine:
         trained, renderer = load_trained(project), load_renderer(project)
         held_out = held_out_conversations(project, renderer)
         chosen = held_out[:: max(1, len(held_out) // max_prompts)][:max_prompts]
-        target = LocalTarget.load(project.resolved.model, "cpu", "float32")
+        target = LocalTarget.load(project.resolved.model, "cpu", dtype)
         embedding = load_parts(project.resolved.model, "cpu", target.dtype).embedding
         return cls(
             target,

@@ -80,7 +80,12 @@ def test_agreement_of_prediction_and_decoding(project: Path) -> None:
     result = json.loads(call("agreement", *words)[-1])
     chains = result["details"]["chains"]
     assert set(chains) == {"1", "3", "5"}
-    assert all(set(row) == {"predicted", "local"} and row["local"] >= 1 for row in chains.values())
+    assert result["details"]["dtype"] == "float32"
+    assert all(set(row) == {"predicted", "local", "predicted_along_local"} for row in chains.values())
+    assert all(row["local"] >= 1 for row in chains.values())
+    assert result["details"]["texts_equal_to_plain"] == {k: {"local": 3} for k in ("1", "3", "5")}
+    # in float32 all texts are one
+    assert all(row["predicted"] == row["predicted_along_local"] for row in chains.values())
     differences = [abs(row["predicted"] / row["local"] - 1) for row in chains.values()]
     assert result["value"] == pytest.approx(max(differences), abs=1e-3)
 
@@ -112,10 +117,14 @@ def test_served_speed_against_servers_that_pretend(project: Path, tmp_path: Path
         fake_server(model, folder, "vllm", None, round_seconds=0.01) as plain,
     ):
         words = ("--url", fast.url, "--plain-url", plain.url, "--prompts", str(prompts))
-        result = json.loads(call("served-speed", *words, "--max-tokens", "17")[-1])
-    assert result["details"]["acceptance_length"] == 4.0
-    assert result["ratio"] > 1.2
-    assert result["details"]["best_num_drafts"]["1"] == 3
+        result = json.loads(call("served-speed", *words, "--max-tokens", "17", "--rounds", "2")[-1])
+    chain = result["details"]["chains"]["3"]
+    assert result["details"]["best_num_drafts"] == chain["advised_num_drafts"] == 3
+    assert chain["acceptance_length"] == 4.0  # every draft is taken
+    assert chain["texts"] == {"compared": 4, "equal": 4}
+    assert len(chain["speedup_of_rounds"]) == 2
+    assert result["ratio"] == pytest.approx(result["value"] / result["baseline"], rel=1e-3)
+    assert result["ratio"] == chain["speedup"] > 1.2
 
 
 def test_waves_measures_both_ways_on_the_same_answers(tmp_path: Path) -> None:

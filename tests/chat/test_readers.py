@@ -54,6 +54,8 @@ U, A = ("user", "u"), ("assistant", "a")
         ({"prompt": "u", "response": "a"}, [U, A]),
         ({"prompt": [{"role": "user", "content": "u"}],
           "completion": [{"role": "assistant", "content": "a"}]}, [U, A]),
+        ({"question": "u", "answer": "a"}, [U, A]),
+        ({"instruction": "u", "question": "v"}, [U]),
         ({"instruction": "u", "input": "", "output": "a"}, [U, A]),
         ({"instruction": "u", "input": "more", "output": "a"}, [("user", "u\n\nmore"), A]),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": t} for t in "uv"]}]},
@@ -293,8 +295,8 @@ JSON = st.recursive(
     max_leaves=6,
 )
 KEYS = st.sampled_from(
-    ["messages", "conversations", "turns", "prompt", "instruction", "input", "output", "tools", "system",
-     "input_ids", "spans", "labels", "loss_mask", "prompt_ids", "output_ids", "attention_mask",
+    ["messages", "conversations", "turns", "prompt", "question", "instruction", "input", "output", "tools",
+     "system", "input_ids", "spans", "labels", "loss_mask", "prompt_ids", "output_ids", "attention_mask",
      "id", "domain"]
 )  # fmt: skip
 MESSAGE = st.dictionaries(

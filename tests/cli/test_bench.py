@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -121,6 +122,7 @@ def test_counts_speed_and_texts(engine: Engine, servers: Any, prompts: Path, fol
     rounds = [accepted for length in lengths for accepted in rounds_of(length)]
     (level,) = done.json["levels"]
     assert done.json["engine"] == engine
+    assert done.json["drafts"] is True
     assert done.json["prompts"] == len(PROMPTS)
     for way in ("drafted", "plain"):
         assert level[way]["answers"] == len(lengths) == 7
@@ -168,10 +170,15 @@ def test_table_and_page(servers: Any, prompts: Path, tmp_path: Path) -> None:
     for text in ("with drafter", "plain", "acceptance length", "texts are equal", "fastest with"):
         assert text in done.out
     html = page.read_text()
+    assert html.index("texts are equal") < html.index('id="chart-bench-speed"') < html.index("<thead>")
     data = html.split('<script type="application/json" id="charts">')[1].split("</script>")[0]
     drawn = {chart["id"]: chart for chart in json.loads(data)}
     assert set(drawn) == {"bench-speed", "bench-first", "bench-pace", "bench-rates", "bench-choices"}
     assert [trace["name"] for trace in drawn["bench-speed"]["traces"]] == ["with drafter", "plain"]
+    marks = {name: chart["layout"]["xaxis"]["tickvals"] for name, chart in drawn.items()}
+    assert marks["bench-speed"] == [1]
+    assert marks["bench-rates"] == [1, 2, 3]  # it drafts three at a time
+    assert marks["bench-choices"] == list(range(7))
     for chart in drawn:
         assert f'id="chart-{chart}"' in html
 
@@ -190,7 +197,12 @@ def test_a_server_without_a_drafter(engine: Engine, servers: Any, prompts: Path)
     done = bench(servers(engine, round_seconds=0.0), prompts)
     assert done.code == 0, done.err
     assert done.json["acceptance_length"] is None
+    assert done.json["drafts"] is False
     assert "serves no drafter" in done.json["notes"][0]
+    assert done.json["notes"][1:] == ["beside a server with the drafter, this one is what --plain-url names"]
+    shown = eyas("bench", servers(engine, round_seconds=0.0).url, "--prompts", prompts, "--max-tokens", "4")
+    assert re.search(r"^\W*1\W+no drafter\b", shown.out, re.MULTILINE), shown.out
+    assert "with drafter" not in shown.out
 
 
 def test_faults_end_it_with_their_exit_code(servers: Any, prompts: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from eyas.base.errors import ConfigError, DataError
 from eyas.drafter import attention, loss
 from eyas.drafter.batch import TrainingSample, pack
 from eyas.drafter.loss import LossTask, draft_loss
-from eyas.drafter.model import EagleDrafter
+from eyas.drafter.model import EagleDrafter, RmsNorm
 from eyas.drafter.teacher import Teacher
 from tests.drafter.cases import (
     DRAFTS,
@@ -182,6 +184,25 @@ def test_bfloat16_comes_near():
     found.backward()
     assert abs(found.item() - exact.item()) < 0.05 * exact.item()
     assert all(p.grad.dtype == torch.float32 and torch.isfinite(p.grad).all() for p in drafter.parameters())
+
+
+def test_a_norm_in_bfloat16_is_that_of_its_numbers_in_float32_and_warns_of_nothing():
+    norm = RmsNorm(64, 1e-5)
+    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    with torch.no_grad():
+        norm.weight.copy_(torch.linspace(0.5, 2, 64))
+    narrow = norm.bfloat16()
+    wide = x.double()
+    expected = wide * (wide.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * narrow.weight.double()
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = narrow(x)
+    finally:
+        torch.set_warn_always(False)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), expected, rtol=2**-8, atol=0)
 
 
 def test_an_embedding_of_another_size_is_refused():

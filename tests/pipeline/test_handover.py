@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
+
+import pytest
 
 from eyas.hosts.gpus import Gpu
 from eyas.pipeline.attempt import Attempt, attempt_folders, read_events
@@ -12,6 +16,7 @@ from eyas.store.ledger import Ledger
 from eyas.store.todos import Phase, read_phases
 from tests.cli.command import eyas
 from tests.projects import make_project, tiny_target
+from tests.targets.serving.test_patches import AFTER, BEFORE, DIFF, make_engine, sha256
 
 KEYS = ["capture", "servers", "gpus", "patches", "mapping", "training"]
 
@@ -42,6 +47,30 @@ def test_the_list_closes_itself_across_attempts(tmp_path: Path) -> None:
         e["stage"] for e in read_events(attempt_folders(root / "logs")[1]) if e["event"] == "stage started"
     ]
     assert started[0] == "train"  # nothing that scans stands between
+
+
+def test_an_edit_of_the_engine_is_taken_back_when_extraction_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'site'}:{os.environ.get('PYTHONPATH', '')}")
+    hooks = make_engine(tmp_path / "site")
+    root = make_project(tmp_path / "p", tiny_target(tmp_path / "model"), count=4)
+    (root / "hooks.diff").write_text(DIFF)
+    with open(root / "eyas.toml", "a") as file:
+        file.write(
+            f'\n[serve]\npython = "{sys.executable}"\n[[serve.patches]]\nname = "hooks"\n'
+            'package = "made_up_engine"\nfile = "hooks.py"\ndiff = "hooks.diff"\n'
+            f'sha256_before = "{sha256(BEFORE)}"\nsha256_after = "{sha256(AFTER)}"\n'
+        )
+    assert eyas("serve", "patch", "apply", "hooks", "--project", root).code == 0
+    assert eyas("run", "--until", "regenerate", "--project", root).code == 0
+    assert hooks.read_text() == AFTER, "it is needed until everything is captured"
+    assert eyas("run", "--until", "extract", "--project", root).code == 0
+    assert hooks.read_text() == BEFORE
+    (phase,) = phases(root)
+    assert {todo.id.partition("/")[2]: todo.evidence for todo in phase.todos}[
+        "patches"
+    ] == "hooks: not applied"
 
 
 def test_a_kill_before_the_closing_steps_leaves_none_of_them_out(tmp_path: Path) -> None:

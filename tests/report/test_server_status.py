@@ -73,7 +73,7 @@ def test_servers_of_others_are_named_and_not_asked(fresh: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections and never answers
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with open(fresh / "eyas.toml", "a") as config:
-            config.write(f'[serve]\nurls = ["{url}"]\nengine = "sglang"\n')
+            config.write(f'[serve]\nurls = ["{url}"]\nlast_urls = ["{url}/last"]\nengine = "sglang"\n')
         started = time.monotonic()
         status = project_status(Project.open(fresh))
         assert time.monotonic() - started < 5
@@ -84,7 +84,10 @@ def test_servers_of_others_are_named_and_not_asked(fresh: Path) -> None:
         except TimeoutError:
             asked = False
     assert not asked
-    assert [(s.state, s.engine, s.url, s.pid) for s in status.servers] == [("foreign", "sglang", url, None)]
+    assert [(s.state, s.engine, s.url, s.pid) for s in status.servers] == [
+        ("foreign", "sglang", url, None),
+        ("foreign", "sglang", f"{url}/last", None),
+    ]
     assert f"servers     {url}, somebody else's" in eyas("status", "--project", fresh).out
 
 

@@ -15,9 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from benchmarks.serving.acceptance import served_acceptance
+from benchmarks.serving.own_way import own_server
 
 from eyas.base.errors import EyasError
 from eyas.base.layout import Layout
+from eyas.stages.project import Project
 from eyas.stages.stored_states import to_torch
 from eyas.store.ledger import Ledger
 from eyas.store.reader import StoreReader
@@ -120,6 +122,26 @@ def test_sglang_gives_the_same_states(through_vllm: Path, local_states: States, 
         print(f"SGLang against transformers: largest relative error {worst:.2g}")
         noted = json.loads((root / "store/captured_by.json").read_text())["sources"]
         assert [entry["kind"] for entry in noted] == ["sglang"]
+    finally:
+        end_servers(root)
+
+
+def test_sglang_without_the_plugin_gives_the_same_states_as_json(
+    through_vllm: Path, local_states: States, tmp_path: Path
+) -> None:
+    root = copy_without_store(through_vllm, tmp_path / "p")
+    shutil.copy(write_project(tmp_path / "other", "sglang") / "eyas.toml", root / "eyas.toml")
+    project = Project.open(root)
+    try:
+        with own_server(project, tmp_path) as aux, own_server(project, tmp_path, last=True) as last:
+            pair = (f'serve.urls=["{aux.url}"]', f'serve.last_urls=["{last.url}"]')
+            done = eyas("extract", "--project", root, "--set", pair[0], "--set", pair[1])
+            assert done.code == 0, done.err
+            assert "(JSON) gives valid states; every layer" in done.err
+        worst = require_same(states_of(root), local_states)
+        print(f"SGLang's JSON against transformers: largest relative error {worst:.2g}")
+        noted = json.loads((root / "store/captured_by.json").read_text())["sources"]
+        assert [entry["engines"] for entry in noted] == [["sglang 0.5.23 (JSON)"]]
     finally:
         end_servers(root)
 

@@ -19,7 +19,8 @@ _ROLE_NAMES = {
 _REASONING_KEYS = ("reasoning", "thinking", "reasoning_content")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _ANSWER_KEYS = ("output", "response", "completion", "answer")
-_FORMS = "messages, conversations, turns, prompt, instruction, input_ids, prompt_ids"
+_PROMPT_KEYS = ("instruction", "prompt", "question")
+_FORMS = "messages, conversations, turns, prompt, question, instruction, input_ids, prompt_ids"
 
 
 def conversation_from(record: Mapping[str, Any], *, source: str, domain: str, line: int) -> Conversation:
@@ -38,8 +39,8 @@ def conversation_from(record: Mapping[str, Any], *, source: str, domain: str, li
         messages = _messages(record["conversations"], "conversations")
     elif "turns" in record:
         messages, each_turn = _user_turns(record["turns"])
-    elif "instruction" in record or "prompt" in record:
-        messages = _prompt_and_answer(record)
+    elif (key := next((key for key in _PROMPT_KEYS if key in record), None)) is not None:
+        messages = _prompt_and_answer(record, key)
     else:
         raise Refused("unknown form", f"keys {_listed(record)}; known forms start from {_FORMS}")
     if not messages:
@@ -101,8 +102,7 @@ def _user_turns(value: object) -> tuple[list[Message], bool]:
     return [Message("user", _text(item, f"turns[{i}]")) for i, item in enumerate(value)], True
 
 
-def _prompt_and_answer(record: Mapping[str, Any]) -> list[Message]:
-    key = "instruction" if "instruction" in record else "prompt"
+def _prompt_and_answer(record: Mapping[str, Any], key: str) -> list[Message]:
     prompt = record[key]
     answer_key = next((k for k in _ANSWER_KEYS if record.get(k) not in (None, "", [])), None)
     answer = None if answer_key is None else record[answer_key]

@@ -54,6 +54,9 @@ class ServeConfig(Section):
     """Servers that share the work."""
     urls: tuple[str, ...] = ()
     """Servers that somebody else started and stops; with these, eyas starts none."""
+    last_urls: tuple[str, ...] = ()
+    """Beside each SGLang server of ``urls`` that cannot load eyas' plugin and returns aux states as JSON, one
+    that returns last states."""
     model_name: str = ""
     """What the servers of ``urls`` call the target; empty: the name of its folder."""
     args: ServerTable = Field(default={})
@@ -83,12 +86,22 @@ class ServeConfig(Section):
     patches: tuple[PatchConfig, ...] = ()
     """Edits of the engine's source, for ``eyas serve patch``."""
 
+    @property
+    def every_url(self) -> tuple[str, ...]:
+        """All servers that somebody else runs."""
+        return (*self.urls, *self.last_urls)
+
     @model_validator(mode="after")
     def _replicas_fit(self) -> ServeConfig:
         if self.replica_environment and len(self.replica_environment) != self.replicas:
             raise ValueError(
                 f"serve.replica_environment has {len(self.replica_environment)} tables for "
                 f"{self.replicas} replicas"
+            )
+        if self.last_urls and len(self.last_urls) != len(self.urls):
+            raise ValueError(
+                f"serve.last_urls has {len(self.last_urls)} servers, one beside each of the {len(self.urls)} "
+                "of serve.urls is needed"
             )
         return self
 

@@ -17,9 +17,9 @@ class ServerStatus:
     """One server.
 
     ``state`` is ``running`` (proven, and its process is alive), ``starting`` (not proven yet), ``ended`` (its
-    process is gone), or ``foreign``: one of ``serve.urls``, of which only its own answer would tell more
-    (``eyas serve status``). ``used_by`` is the process of eyas that works with it, ``kept`` says that only
-    ``eyas serve stop`` ends it, and ``num_dumps`` wait to be taken.
+    process is gone), or ``foreign``: one of ``serve.urls`` or ``serve.last_urls``, of which only its own
+    answer would tell more (``eyas serve status``). ``used_by`` is the process of eyas that works with it,
+    ``kept`` says that only ``eyas serve stop`` ends it, and ``num_dumps`` wait to be taken.
     """
 
     index: int
@@ -61,7 +61,7 @@ def server_status(project: Project) -> tuple[ServerStatus, ...]:
                 )
             )
     engine = serve.engine if serve.engine != "auto" else project.config.target.kind
-    for index, url in enumerate(serve.urls):
+    for index, url in enumerate(serve.every_url):
         found.append(ServerStatus(index, engine, "", url, "foreign", None, None, None, False, 0))
     return tuple(found)
 

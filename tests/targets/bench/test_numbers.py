@@ -57,6 +57,35 @@ def test_every_form_becomes_turns_and_none_comes_twice(tmp_path: Path) -> None:
     assert read_prompts([one, two], limit=2) == found[:2]
 
 
+def test_published_sets_are_read_as_they_are(tmp_path: Path) -> None:
+    """The keys of MT-bench, GSM8K and HumanEval; their solutions are no turn."""
+    found = read_prompts(
+        [
+            lines(
+                tmp_path / "mt_bench.jsonl",
+                {"question_id": 81, "category": "writing", "turns": ["Write.", "Again."], "reference": ["x"]},
+            ),
+            lines(tmp_path / "gsm8k.jsonl", {"question": "How many?", "answer": "2 + 2 = 4 #### 4"}),
+            lines(
+                tmp_path / "humaneval.jsonl",
+                {
+                    "task_id": "HumanEval/0",
+                    "prompt": "def f():\n",
+                    "entry_point": "f",
+                    "canonical_solution": "    return 1\n",
+                    "test": "assert f() == 1",
+                },
+            ),
+        ]
+    )
+    asked = {prompt.domain: [turn[0]["content"] for turn in prompt.turns] for prompt in found}
+    assert asked == {
+        "mt_bench": ["Write.", "Again."],
+        "gsm8k": ["How many?"],
+        "humaneval": ["def f():\n"],
+    }
+
+
 def test_domains_take_turns(tmp_path: Path) -> None:
     records = [{"prompt": f"question {i}", "domain": "ab"[i >= 30]} for i in range(40)]
     found = read_prompts([lines(tmp_path / "p.jsonl", *records)])

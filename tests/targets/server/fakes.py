@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from eyas.targets.fake.dumps import TinyModel
 from eyas.targets.fake.faults import parse_fault
-from eyas.targets.fake.server import FakeServer, FakeSettings
+from eyas.targets.fake.server import FakeServer
+from eyas.targets.fake.settings import FakeSettings
 from eyas.targets.local.model import LocalTarget
 
 Engine = Literal["vllm", "sglang"]
@@ -26,6 +27,7 @@ class Known:
     dump_dir: Path | None
     model: str = ""
     ours: bool = False
+    last_url: str = ""
 
 
 @dataclass
@@ -70,7 +72,7 @@ def fake_server(
         dumps.mkdir(parents=True, exist_ok=True)
     settings = FakeSettings(
         engine=engine,
-        mode="capture" if dumps is not None else "generate",
+        mode="capture" if dumps is not None or more.get("returns") else "generate",
         model_folder=folder,
         dump_folder=dumps,
         faults=tuple(parse_fault(fault) for fault in faults),

@@ -12,9 +12,12 @@ import torch
 
 from eyas.base.errors import TargetError
 from eyas.targets.fake.dumps import States, TinyModel
+from eyas.targets.fake.faults import KINDS
 from eyas.targets.server.capturing import Prompt, Taken
+from eyas.targets.server.faults import FAULTS
 from eyas.targets.server.settings import ClientSettings
 from eyas.targets.server.target import Failed, ServedTarget
+from tests.faults.small import LONG
 from tests.targets.server.conftest import NUM_SAMPLES, Tiny
 from tests.targets.server.fakes import ENGINES, Engine, FixedKeeper, fake_server, keeper_of, tiny_server_model
 
@@ -22,6 +25,9 @@ PATIENT = ClientSettings(first_byte_seconds=60, dump_seconds=30, away_seconds=60
 LAST = NUM_SAMPLES + 1
 """The canary is the first request; every sample is one more."""
 ROWS = list(range(5, 20))
+EVERY = range(1, LAST + 1)
+SOME = EVERY if LONG else (1, 4, LAST)
+"""Positions where every one takes long or differs in little; the long form takes all."""
 
 CODES: dict[str, set[str]] = {
     "500": {"server_error"},
@@ -99,6 +105,13 @@ def one_run(
     return taken, failed, counted, caused
 
 
+def test_every_fault_of_a_capture_is_caused_here() -> None:
+    elsewhere = {"endless", "cut"}  # faults of answers: tests/stages/served/test_answers_served.py
+    apart = {"hang", "no-dump", "late", "slow", "dies"}
+    assert {*CODES, *apart, *elsewhere} == set(KINDS)
+    assert {code for codes in CODES.values() for code in codes} <= set(FAULTS)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_stand_in_computes_each_prompt_once(
     engine: Engine, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -120,7 +133,7 @@ def test_the_stand_in_computes_each_prompt_once(
 @pytest.mark.parametrize("kind", sorted(CODES))
 def test_a_fault_at_every_request(kind: str, engine: Engine, tiny: Tiny, tmp_path: Path) -> None:
     seen: Counter[str] = Counter()
-    positions = range(1, LAST + 1) if engine == "vllm" else (1, 4, LAST)  # what differs is the reply's form
+    positions = EVERY if engine == "vllm" else SOME  # what differs is the reply's form
     for position in positions:
         fault = f"{kind}@{position}" + (":0.3" if kind == "returns" else "")
         place = tmp_path / str(position)
@@ -141,7 +154,7 @@ def test_a_fault_at_every_request(kind: str, engine: Engine, tiny: Tiny, tmp_pat
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_hang_at_some_requests(engine: Engine, tiny: Tiny, tmp_path: Path) -> None:
     settings = ClientSettings(first_byte_seconds=3, dump_seconds=30, away_seconds=60)
-    for position in (1, 4, LAST):
+    for position in SOME:
         taken, _, counted, caused = one_run(
             tiny, tmp_path / str(position), engine, [f"hang@{position}"], settings
         )
@@ -153,7 +166,7 @@ def test_a_hang_at_some_requests(engine: Engine, tiny: Tiny, tmp_path: Path) -> 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_dump_that_never_comes(engine: Engine, tiny: Tiny, tmp_path: Path) -> None:
     settings = ClientSettings(first_byte_seconds=60, dump_seconds=0.75, away_seconds=60)
-    for position in range(1, LAST + 1):
+    for position in EVERY:
         place = tmp_path / str(position)
         taken, _, counted, caused = one_run(tiny, place, engine, [f"no-dump@{position}"], settings)
         assert caused == {"no-dump": 1}
@@ -164,7 +177,7 @@ def test_a_dump_that_never_comes(engine: Engine, tiny: Tiny, tmp_path: Path) -> 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_late_dump_counts_and_is_counted(engine: Engine, tiny: Tiny, tmp_path: Path) -> None:
     settings = ClientSettings(first_byte_seconds=60, dump_seconds=1.5, away_seconds=60)
-    for position in (2, LAST):
+    for position in SOME:
         place = tmp_path / str(position)
         taken, failed, counted, caused = one_run(tiny, place, engine, [f"late@{position}:2"], settings)
         assert caused == {"late": 1}
@@ -174,7 +187,7 @@ def test_a_late_dump_counts_and_is_counted(engine: Engine, tiny: Tiny, tmp_path:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_slow_reply_is_no_fault(engine: Engine, tiny: Tiny, tmp_path: Path) -> None:
-    for position in (1, 5):
+    for position in SOME:
         place = tmp_path / str(position)
         taken, failed, counted, caused = one_run(tiny, place, engine, [f"slow@{position}:0.5"], rounds=1)
         assert caused == {"slow": 1}
@@ -185,7 +198,7 @@ def test_a_slow_reply_is_no_fault(engine: Engine, tiny: Tiny, tmp_path: Path) ->
 
 def test_a_server_that_dies_is_started_again_by_its_keeper(tiny: Tiny, tmp_path: Path) -> None:
     model = tiny_server_model(tiny.target, "vllm", tiny.rules.layers)
-    for position in range(1, LAST + 1):
+    for position in EVERY:
         place = tmp_path / str(position)
         with fake_server(model, tiny.folder, "vllm", place / "dumps", [f"dies@{position}"]) as server:
             keeper: FixedKeeper = keeper_of(server)

@@ -8,6 +8,8 @@ import random
 import struct
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -16,9 +18,11 @@ from safetensors.torch import save
 
 from eyas.base.errors import UsageError
 from eyas.targets.fake.faults import KINDS, Fault, fault_of, parse_fault, read_schedule
+from eyas.targets.parts import TargetParts
 from eyas.targets.server.breaker import Breaker
 from eyas.targets.server.dump import Expected, read_dump
 from eyas.targets.server.faults import FAULTS, ServerFault
+from eyas.targets.server.heads import Heads
 from eyas.targets.server.names import NAME, DumpNames
 from eyas.targets.server.wire import FLAVOURS, Sampling
 
@@ -137,6 +141,17 @@ def test_blake2b_is_known_too(tmp_path: Path) -> None:
     (length,) = struct.unpack("<Q", plain[:8])
     digest = hashlib.blake2b(plain[8 + length :], digest_size=16).hexdigest()
     read(tmp_path / "d", dump_bytes({"checksum": f"blake2b_16:{digest}"}))
+
+
+def test_a_head_is_multiplied_as_often_as_tokens_pay_for_it() -> None:
+    def due(num_weights: int, lengths: list[int]) -> list[bool]:
+        parts = SimpleNamespace(norm_weight=torch.ones(4), head=torch.empty(num_weights, device="meta"))
+        heads = Heads(cast(TargetParts, parts))
+        return [heads.is_due(length) for length in lengths]
+
+    assert due(330 * 64, [1, 1, 1]) == [True, True, True]
+    # 3,000,000 weights are paid for by 100 tokens; the first dump is always judged
+    assert due(3_000_000, [5, 40, 40, 40, 40, 60, 500]) == [True, False, False, True, False, True, True]
 
 
 def test_names_are_unique_and_tell_whose_they_are() -> None:

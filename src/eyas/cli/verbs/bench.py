@@ -81,12 +81,13 @@ def bench(
     if common.json:
         print_json({**result.as_dict(), "plot": str(plot) if plot else None})
         return 0
-    from eyas.report.bench import speed_table, summary_lines
+    from eyas.report.bench import speed_table, summary
 
     columns, rows = speed_table(result)
-    table(f"{result.model} ({result.engine}), {result.num_prompts} prompts", columns, rows)
-    for line in summary_lines(result):
-        print(line)
+    title = f"{result.model} ({result.engine}), {result.num_prompts} prompts; ms: median, 95%"
+    table(title, columns, rows)
+    for what, text in summary(result):
+        print(f"{what}: {text}")
     if plot is not None:
         note(f"\n{plot} has the charts")
     return 0

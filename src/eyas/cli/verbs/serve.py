@@ -113,7 +113,7 @@ def status(
     project = common.open()
     views = look_at_servers(ServerBook(project.layout.servers), project.config.serve)
     if common.json:
-        print_json({"servers": [view.as_dict() for view in views], "urls": project.config.serve.urls})
+        print_json({"servers": [view.as_dict() for view in views], "urls": project.config.serve.every_url})
         return 0
     rows = [
         [
@@ -131,7 +131,7 @@ def status(
         table(None, columns, rows)
     else:
         note("no server of eyas runs")
-    for url in project.config.serve.urls:
+    for url in project.config.serve.every_url:
         note(f"somebody else's server: {url}")
     for view in views:
         if view.used_by is not None:

@@ -23,6 +23,7 @@ def fake(
     engine: Literal["vllm", "sglang"] = "vllm",
     mode: Literal["capture", "generate"] = "capture",
     dump_dir: Path | None = None,
+    returns: Literal["", "aux", "last"] = "",
     aux_layers: tuple[int, ...] = (),
     port: int = 0,
     name: str = "",
@@ -46,6 +47,7 @@ def fake(
         engine: whose protocol it speaks.
         mode: capture dumps states; generate answers.
         dump_dir: where dumps go; needed in mode capture.
+        returns: states that its replies hold as JSON, as SGLang does without a plugin; no dumps then.
         aux_layers: layers captured, as after k layers; by default those of extract.aux_layers = auto.
         port: on 127.0.0.1; 0 takes a free one.
         name: what it says it serves; by default the folder's name.
@@ -64,6 +66,7 @@ def fake(
         engine=engine,
         mode=mode,
         dump_dir=dump_dir,
+        returns=returns,
         aux_layers=aux_layers,
         port=port,
         name=name,

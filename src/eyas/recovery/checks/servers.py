@@ -62,7 +62,7 @@ def look(scene: Scene) -> AllServers:
                 record.keep,
             )
         )
-    for url in serve.urls:
+    for url in serve.every_url:
         address = Address(url, key, serve.ca_file)
         answer = address.health(SECONDS)
         served = _served(address) if answer == "ok" else ()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 from eyas.drafter.acceptance import AcceptanceCounts
 from eyas.drafter.speculate import Decoded
-from eyas.stages.evaluate.ties import TIE_GAPS, tie_gap
+from eyas.stages.evaluate.ties import parting
 from eyas.targets.local.model import LocalTarget
 
 
@@ -20,7 +21,7 @@ class DraftTally:
     Attributes:
         num_drafts: most drafts that a round can accept.
         counts: of each answer, by domain.
-        ties: texts whose first difference is a numeric tie.
+        ties: texts whose first difference is a numeric tie; ``largest_tie`` is the widest gap among them.
         different: the others that differ.
     """
 
@@ -30,6 +31,7 @@ class DraftTally:
     num_tokens: int = 0
     equal: int = 0
     ties: int = 0
+    largest_tie: float = 0.0
     different: list[dict[str, object]] = field(default_factory=list)
 
     def add(
@@ -45,14 +47,15 @@ class DraftTally:
         self.counts[domain].append(drafted.counts)
         self.num_answers += 1
         self.num_tokens += len(drafted.tokens)
-        if plain.tokens == drafted.tokens:
+        found = parting(target, prompt, plain.tokens, drafted.tokens)
+        if found is None:
             self.equal += 1
-            return
-        gap = tie_gap(target, prompt, plain.tokens, drafted.tokens)
-        if gap <= TIE_GAPS[target.dtype]:
+        elif found.tied:
             self.ties += 1
+            self.largest_tie = max(self.largest_tie, found.gap)
         else:
-            self.different.append({"conversation": conversation, "logit_gap": gap})
+            gap = found.gap if isfinite(found.gap) else None  # JSON knows no infinity
+            self.different.append({"conversation": conversation, "logit_gap": gap, "allowed": found.allowed})
 
     @property
     def total(self) -> AcceptanceCounts:
@@ -76,6 +79,7 @@ class DraftTally:
                 "num_prompts": self.num_answers,
                 "equal": self.equal,
                 "ties": self.ties,
+                "largest_tie": self.largest_tie,
                 "different": len(self.different),
                 "differences": self.different,
             },

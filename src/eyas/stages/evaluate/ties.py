@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
-from eyas.targets.compare import TIE_GAPS
+from eyas.targets.compare import tie_tolerance
 from eyas.targets.local.model import LocalTarget
 
-__all__ = ["TIE_GAPS", "first_difference", "tie_gap"]
+
+@dataclass(frozen=True)
+class Parting:
+    """Where two texts part.
+
+    Attributes:
+        gap: of the two tokens' logits; infinite when one text merely goes on where the other ended.
+        allowed: largest gap that rounding can turn around there.
+    """
+
+    gap: float
+    allowed: float
+
+    @property
+    def tied(self) -> bool:
+        return self.gap <= self.allowed
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
@@ -20,19 +36,20 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
     return None if len(one) == len(other) else min(len(one), len(other))
 
 
-def tie_gap(
+def parting(
     target: LocalTarget, prompt: Sequence[int], plain: Sequence[int], drafted: Sequence[int]
-) -> float:
-    """Gap of the two tokens' logits where the texts part, by one forward pass over what they share.
+) -> Parting | None:
+    """The gap of the two tokens' logits where the texts part, by one forward pass over what they share.
 
-    Infinite when one text merely goes on where the other ended.
+    None when the texts are equal.
     """
     place = first_difference(plain, drafted)
     if place is None:
-        return 0.0
+        return None
     if place >= min(len(plain), len(drafted)):
-        return float("inf")
+        return Parting(float("inf"), 0.0)
     ids = target.padded([[*prompt, *plain[:place]]])
     with torch.no_grad():
         logits = target.logits(target.states(ids)[:, -1])[0].double()
-    return float((logits[plain[place]] - logits[drafted[place]]).abs())
+    gap = float((logits[plain[place]] - logits[drafted[place]]).abs())
+    return Parting(gap, tie_tolerance(target.dtype, float(logits.abs().max())))

@@ -114,9 +114,15 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
         "prompts": len(conversations),
         "acceptance_length": report["acceptance_length"],
         **({"tree_acceptance_length": tally.tree.total.acceptance_length} if tally.tree else {}),
-        "equal_texts": f"{tally.chain.equal} of {tally.chain.num_answers}",
+        "equal_texts": _equal_texts(tally.chain),
         **({"speedup": speed["ratio"]} if speed else {}),
     }
+
+
+def _equal_texts(tally: DraftTally) -> str:
+    """``12 of 27``, and the ties where there are any: without them bfloat16 looks like a fault."""
+    ties = f", {tally.ties} at a numeric tie" if tally.ties else ""
+    return f"{tally.equal} of {tally.num_answers}{ties}"
 
 
 def _num_turns(conversations: Sequence[HeldOut]) -> int:

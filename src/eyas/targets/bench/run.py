@@ -68,12 +68,17 @@ class BenchLevel:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """Everything that was measured."""
+    """Everything that was measured.
+
+    Args:
+        drafts: whether the first server serves a drafter; None when it does not tell.
+    """
 
     url: str
     plain_url: str | None
     engine: str
     model: str
+    drafts: bool | None
     max_tokens: int
     temperature: float
     num_prompts: int
@@ -93,6 +98,7 @@ class BenchResult:
             "plain_url": self.plain_url,
             "engine": self.engine,
             "model": self.model,
+            "drafts": self.drafts,
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
             "prompts": self.num_prompts,
@@ -149,6 +155,7 @@ def run_bench(
         plain_url=plain.address.url if plain else None,
         engine=server.engine,
         model=server.model,
+        drafts=server.drafts,
         max_tokens=max_tokens,
         temperature=temperature,
         num_prompts=sum(len(share) for share in shares),
@@ -239,6 +246,10 @@ def _notes(
     notes = []
     if server.drafts is False:
         notes.append("the server serves no drafter: there is no acceptance length")
+        if plain is None:
+            notes.append("beside a server with the drafter, this one is what --plain-url names")
+            return notes
+        notes.append("the speed-up compares two plain servers")
     elif speculation is None and average is not None:
         notes.append(
             f"this SGLang does not count drafts of each answer (0.5.23 does); its mean since it started is "

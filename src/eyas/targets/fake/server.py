@@ -9,56 +9,20 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from eyas.base.clock import boot_id
-from eyas.targets.fake.drafts import Drafts, FakeDrafting
+from eyas.targets.fake.as_json import JSON_KINDS, json_information, json_meta
+from eyas.targets.fake.drafts import Drafts
 from eyas.targets.fake.dumps import Label, States, TinyModel, encode, spoiled, write_dump, write_error
 from eyas.targets.fake.faults import Fault, fault_of
 from eyas.targets.fake.http import Http, Reply, Reset, error_reply, json_reply
+from eyas.targets.fake.settings import FakeSettings
 from eyas.targets.local.generate import SamplingSettings
 
 ENGINES = {"vllm": "vllm 0.32.0 (fake)", "sglang": "sglang 0.5.23 (fake)"}
 _HANG_SECONDS = 3600.0
-
-
-@dataclass(frozen=True)
-class FakeSettings:
-    """How a fake server behaves.
-
-    Args:
-        engine: whose side of the protocol it speaks.
-        mode: ``capture`` dumps states of requests that name one; ``generate`` answers.
-        model_name: what it says it serves; empty: the name of the model's folder.
-        dump_folder: where dumps go.
-        faults: what goes wrong.
-        api_key: that requests have to bring; empty: none.
-        certificate, key: PEM files for https.
-        max_tokens: longest prompt and answer together.
-        process_dies: ``dies`` ends the process, not only the listening.
-        drafting: a drafter that it pretends to have; None: none.
-        round_seconds: what a forward pass pretends to take, in answers that are streamed.
-    """
-
-    engine: Literal["vllm", "sglang"]
-    mode: Literal["capture", "generate"]
-    model_folder: Path
-    dump_folder: Path | None = None
-    faults: tuple[Fault, ...] = ()
-    model_name: str = ""
-    api_key: str = ""
-    certificate: Path | None = None
-    key: Path | None = None
-    max_tokens: int = 2048
-    process_dies: bool = False
-    drafting: FakeDrafting | None = None
-    round_seconds: float = 0.0
-
-    @property
-    def served_name(self) -> str:
-        return self.model_name or self.model_folder.name
 
 
 class FakeServer:
@@ -166,7 +130,10 @@ class FakeServer:
         if path == "/get_model_info" and settings.engine == "sglang":
             return json_reply({"model_path": str(settings.model_folder), "is_generation": True})
         if path in ("/server_info", "/get_server_info") and settings.engine == "sglang":
-            return json_reply(self._drafts.information())
+            told = self._drafts.information()
+            if settings.returns:
+                told |= json_information(settings.returns, self._model, self.started)
+            return json_reply(told)
         if path == "/metrics" and settings.engine == "vllm":
             return Reply(200, self._drafts.metrics().encode(), "text/plain")
         return error_reply(404, "no such path")
@@ -193,6 +160,8 @@ class FakeServer:
             early = self._before(fault)
             if early is not None:
                 return early
+            if self.settings.returns and body.get("return_hidden_states"):
+                return self._hand_over(name, tokens, fault)
             if name and self.settings.mode == "capture":
                 return self._capture(name, tokens, fault)
             return self._answer(tokens, body, fault)
@@ -220,6 +189,9 @@ class FakeServer:
         if self.settings.engine == "vllm":
             name = ((body.get("kv_transfer_params") or {}).get("eyas") or {}).get("name", "")
             return str(name), tuple(body["prompt"])
+        if self.settings.returns:  # it knows nothing of dumps
+            asked = bool(body.get("return_hidden_states"))
+            return str(body.get("rid", "")) if asked else "", tuple(body["input_ids"])
         custom = body["sampling_params"].get("custom_params") or {}
         return str(custom.get("eyas_name", "")), tuple(body["input_ids"])
 
@@ -296,6 +268,16 @@ class FakeServer:
         reply = self._reply(echo, [states.token], "length", len(tokens), reply_name, None)
         reply.after = after
         return reply
+
+    def _hand_over(self, name: str, tokens: tuple[int, ...], fault: Fault | None) -> Reply:
+        """States within the reply."""
+        kind = fault.kind if fault is not None and fault.kind in JSON_KINDS else ""
+        if kind:
+            self._cause(kind)
+        if kind == "swapped":
+            name, tokens = self._other(name, tokens)
+        meta, token = json_meta(self.settings.returns, self._model, name, tokens, kind)
+        return json_reply({"text": "", "output_ids": [token], "meta_info": meta})
 
     @property
     def _last(self) -> str:

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Literal
 
 from eyas.base.errors import UsageError
+from eyas.targets.fake.as_json import Returns
 from eyas.targets.fake.drafts import FakeDrafting
 from eyas.targets.fake.dumps import TinyModel
 from eyas.targets.fake.faults import parse_fault, read_schedule
-from eyas.targets.fake.server import FakeServer, FakeSettings
+from eyas.targets.fake.server import FakeServer
+from eyas.targets.fake.settings import FakeSettings
 from eyas.targets.local.model import LocalTarget
 from eyas.targets.server.settings import read_api_key
 
@@ -21,6 +23,7 @@ def start_fake(
     engine: Literal["vllm", "sglang"],
     mode: Literal["capture", "generate"],
     dump_dir: Path | None,
+    returns: Returns,
     aux_layers: Sequence[int],
     port: int,
     name: str,
@@ -42,7 +45,9 @@ def start_fake(
         OSError: the port is taken.
     """
     ordered = [parse_fault(text) for text in faults] + (read_schedule(schedule) if schedule else [])
-    if mode == "capture" and dump_dir is None:
+    if returns and (engine, mode) != ("sglang", "capture"):
+        raise UsageError("only SGLang returns states as JSON", hint="give --engine sglang --mode capture")
+    if mode == "capture" and dump_dir is None and not returns:
         raise UsageError("a server that captures needs a folder for dumps", hint="give --dump-dir DIR")
     if (certificate is None) != (key is None):
         raise UsageError("https needs both a certificate and its key", hint="give --certificate and --key")
@@ -50,7 +55,10 @@ def start_fake(
         engine=engine,
         mode=mode,
         model_folder=model.resolve(),
-        dump_folder=dump_dir.resolve() if dump_dir is not None and mode == "capture" else None,
+        dump_folder=dump_dir.resolve()
+        if dump_dir is not None and mode == "capture" and not returns
+        else None,
+        returns=returns,
         faults=tuple(ordered),
         model_name=name,
         api_key=read_api_key(api_key_env),

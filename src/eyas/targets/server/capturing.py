@@ -16,6 +16,8 @@ from eyas.base.errors import CaptureInvalid, EyasError
 from eyas.config.target_facts import TargetFacts
 from eyas.targets.capture import CapturedStates
 from eyas.targets.check import check_capture
+from eyas.targets.server.as_json import Told, join, prove_beside, request_states
+from eyas.targets.server.connection import Connection
 from eyas.targets.server.dump import Dump, Expected, read_dump
 from eyas.targets.server.faults import FAULTS, ServerFault
 from eyas.targets.server.folder import FULL_SHARE, DumpFolder
@@ -49,13 +51,17 @@ class Prompt:
 class Taken:
     """Checked states, and the dump that they came from, which goes only when they are committed.
 
-    ``states.last`` holds the rows that the prompt asks for.
+    ``states.last`` holds the rows that the prompt asks for. ``folder`` is None where states came as JSON.
     """
 
     prompt: Prompt
     states: CapturedStates
     name: str
-    folder: DumpFolder
+    folder: DumpFolder | None
+
+    def remove_dump(self) -> None:
+        if self.folder is not None:
+            self.folder.remove([self.name])
 
 
 @dataclass(frozen=True)
@@ -111,6 +117,7 @@ class Capturing:
         self._names, self._settings, self._longest = names, settings, longest
         self._readers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="eyas-dump-reader")
         self._folders: dict[int, DumpFolder] = {}
+        self._told: dict[int, Told] = {}
         self._abandoned: set[str] = set()
         self.engines: dict[str, str] = {}
         """Engine and version of each proven server, by URL."""
@@ -121,7 +128,7 @@ class Capturing:
         """Capture one prompt. Raises ServerFault with the code of what was wrong."""
         taken, instance = await self._capture(replica, job.payload, always_check_token=False)
         if instance != replica.instance:
-            taken.folder.remove([taken.name])
+            taken.remove_dump()
             raise ServerFault("server_changed", f"{instance}, proven was {replica.instance}")
         return taken
 
@@ -138,9 +145,13 @@ class Capturing:
         if served.max_tokens is not None and self._longest > served.max_tokens:
             why = f"it takes {served.max_tokens} tokens, the longest sample has {self._longest}"
             raise ServerFault("wrong_model", why)
+        if replica.beside is not None:
+            self._told[replica.index] = await prove_beside(
+                replica.connection, replica.beside, served, self._rules.layers, self._rules.facts
+            )
         prompt = Prompt("canary", self._canary.tokens)
         taken, instance = await self._capture(replica, prompt, always_check_token=True)
-        taken.folder.remove([taken.name])
+        taken.remove_dump()
         if self._canary.reference is not None:
             self._canary.reference.check(taken.states, self._rules.layers)
         return instance
@@ -165,6 +176,8 @@ class Capturing:
         self, replica: Replica[Prompt], prompt: Prompt, *, always_check_token: bool
     ) -> tuple[Taken, str]:
         """One request and its dump; a dump that is not taken is removed. Gives the server's instance too."""
+        if replica.beside is not None:
+            return await self._capture_as_json(replica, replica.beside, prompt, always_check_token)
         flavour = FLAVOURS[replica.info.engine]
         name = self._names.new(prompt.sample)
         path, body = flavour.capture(prompt.tokens, name, replica.model)
@@ -195,6 +208,31 @@ class Capturing:
         states, dump = found
         self.engines[replica.info.url] = dump.engine
         return Taken(prompt, states, name, folder), dump.instance
+
+    async def _capture_as_json(
+        self, replica: Replica[Prompt], beside: Connection, prompt: Prompt, always_check_token: bool
+    ) -> tuple[Taken, str]:
+        """Two requests, whose replies hold the states."""
+        name = self._names.new(prompt.sample)
+        path, body = request_states(prompt.tokens, name)
+        patience, told = self._settings.first_byte_seconds, self._told[replica.index]
+        try:
+            aux = await replica.connection.post_for_bytes(path, body, patience)
+            last = await beside.post_for_bytes(path, body, patience)
+        finally:
+            self._names.close(name)
+
+        def read() -> CapturedStates:
+            dump, chosen = join(aux, last, self._expected(name, prompt, 0.0), told.engine, told.instance)
+            return self._judge(dump, prompt, chosen, always_check_token)
+
+        states = await asyncio.get_running_loop().run_in_executor(self._readers, read)
+        self.engines[replica.info.url] = told.engine
+        return Taken(prompt, states, name, None), told.instance
+
+    def _expected(self, name: str, prompt: Prompt, sent_at: float) -> Expected:
+        rules = self._rules
+        return Expected(name, prompt.tokens, rules.layers, rules.facts.hidden_size, rules.dtype, sent_at)
 
     def _folder(self, replica: Replica[Prompt], reply: CaptureReply) -> DumpFolder:
         path = replica.info.dump_dir or Path(reply.folder)
@@ -230,25 +268,34 @@ class Capturing:
         always_check_token: bool,
     ) -> tuple[CapturedStates, Dump]:
         """Read and judge a dump, in a thread."""
-        rules = self._rules
-        expected = Expected(name, prompt.tokens, rules.layers, rules.facts.hidden_size, rules.dtype, sent_at)
         try:
-            dump = read_dump(folder.file(name), expected, self._names.kind)
+            dump = read_dump(folder.file(name), self._expected(name, prompt, sent_at), self._names.kind)
         except FileNotFoundError as error:
             raise ServerFault("no_dump", "it vanished before it could be read") from error
         except OSError as error:
             raise ServerFault("damaged", f"it cannot be read: {error}") from error
-        _check_numbers(dump, prompt, rules)
-        last_row = self._heads.after_norm(dump.last[-1:], before_norm=dump.before_norm, dtype=rules.dtype)[0]
         if reply.token is None:
             raise ServerFault("bad_reply", "the reply does not say which token was chosen")
-        self._heads.check_token(last_row, reply.token, rules.dtype, always=always_check_token)
+        return self._judge(dump, prompt, [reply.token], always_check_token), dump
+
+    def _judge(
+        self, dump: Dump, prompt: Prompt, chosen: Sequence[int], always_check_token: bool
+    ) -> CapturedStates:
+        """Numbers that may be stored, as the store keeps them. Raises ServerFault."""
+        rules = self._rules
+        _check_numbers(dump, prompt, rules)
+        if always_check_token or self._heads.is_due(len(prompt.tokens)):
+            last_row = self._heads.after_norm(
+                dump.last[-1:], before_norm=dump.before_norm, dtype=rules.dtype
+            )[0]
+            for token in chosen:
+                self._heads.check_token(last_row, token, rules.dtype)
         kept = dump.last if prompt.rows is None else dump.last[torch.as_tensor(prompt.rows, dtype=torch.long)]
         last = self._heads.after_norm(kept, before_norm=dump.before_norm, dtype=rules.store_dtype)
         aux = dump.aux.to(rules.store_dtype)
         if (bad := _not_finite(aux, last)) is not None:
             raise ServerFault("infinite", f"{bad} states overflow {rules.store_dtype}")
-        return CapturedStates(aux.contiguous(), last.contiguous()), dump
+        return CapturedStates(aux.contiguous(), last.contiguous())
 
 
 def _check_weights(served: Path, model: Path) -> None:

@@ -62,6 +62,18 @@ class Connection:
         _require_success(response)
         return _json(response)
 
+    async def post_for_bytes(self, path: str, body: Mapping[str, Any], first_byte_seconds: float) -> bytes:
+        """The body that answers a request, unread: states as JSON take long to parse. Raises ServerFault."""
+        response = await self._send("POST", path, first_byte_seconds, body)
+        _require_success(response)
+        return response.content
+
+    async def about(self) -> dict[str, Any]:
+        """What an SGLang server says of itself. Raises ServerFault."""
+        response = await self._send("GET", "/server_info", _LOOK_SECONDS)
+        _require_success(response)
+        return _json(response)
+
     async def health(self) -> None:
         """Return when the server says that it is well. Raises ServerFault."""
         response = await self._send("GET", "/health", _LOOK_SECONDS)

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from eyas.base.errors import DiskFull, EyasError, ServerUnreachable, TargetError
-from eyas.targets.server.connection import Connection
 from eyas.targets.server.faults import ServerFault
 from eyas.targets.server.replica import Job, Keeper, Replica, Suspect
 from eyas.targets.server.settings import ClientSettings
@@ -86,7 +85,7 @@ class Pool(Generic[P, R]):
         self._emit, self._say, self._sent = emit, say, sent
         self.faults: Counter[str] = Counter()
         self.replicas: list[Replica[P]] = [
-            Replica(index, info, Connection(info.url, settings)) for index, info in enumerate(keeper.servers)
+            Replica.of(index, info, settings) for index, info in enumerate(keeper.servers)
         ]
         self._queue: deque[Job[P]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -133,7 +132,7 @@ class Pool(Generic[P, R]):
         await asyncio.gather(*tasks, return_exceptions=True)
         for replica in self.replicas:
             with contextlib.suppress(Exception):
-                await replica.connection.close()
+                await replica.close()
 
     def release(self, outcome: Outcome[P, R]) -> None:
         """The consumer has taken an outcome: its cost is free again."""

@@ -32,6 +32,9 @@ class ServerInfo(Protocol):
     def model(self) -> str: ...
     @property
     def ours(self) -> bool: ...
+    @property
+    def last_url(self) -> str:
+        """A second server, which returns last states while this one returns aux states; empty: none."""
 
 
 class Keeper(Protocol):
@@ -91,6 +94,7 @@ class Replica(Generic[Payload]):
     """A server, its connection and its state.
 
     Attributes:
+        beside: to the server that returns last states, where states come as JSON.
         load: budget of jobs sent and not yet taken by the consumer.
         in_flight: jobs sent and not yet replied to.
         suspects: jobs that failed, until the server is known to have been sound after that.
@@ -103,6 +107,7 @@ class Replica(Generic[Payload]):
     index: int
     info: ServerInfo
     connection: Connection
+    beside: Connection | None = None
     breaker: Breaker = field(default_factory=Breaker)
     state: State = "doubted"
     load: int = 0
@@ -120,8 +125,20 @@ class Replica(Generic[Payload]):
     def flying_solo(self) -> bool:
         return any(job.solo for job in self.in_flight.values())
 
+    @classmethod
+    def of(cls, index: int, info: ServerInfo, settings: ClientSettings) -> Replica[Payload]:
+        """A server with its connections; it is in doubt."""
+        beside = Connection(info.last_url, settings) if info.last_url else None
+        return cls(index, info, Connection(info.url, settings), beside)
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self.connection.close()
+        if self.beside is not None:
+            await self.beside.close()
+
     async def reconnect(self, info: ServerInfo, settings: ClientSettings) -> None:
-        """Go on with the server that stands in this one's place now."""
+        """Go on with the server that stands in this one's place now; ours have none beside them."""
         await self.connection.close()
         self.info = info
         self.connection = Connection(info.url, settings)

@@ -149,7 +149,7 @@ class ServedTarget:
         for sample in samples:
             taken = self._held.pop(sample, None)
             if taken is not None:
-                taken.folder.remove([taken.name])
+                taken.remove_dump()
 
     def capture(
         self,

@@ -20,7 +20,7 @@ from eyas.config.server_arguments import Engine, Mode
 from eyas.targets.serving.address import Address
 from eyas.targets.serving.dumps import dump_base, project_id, sweep_dumps, sweep_orphans
 from eyas.targets.serving.launch import Launch, plan_launch
-from eyas.targets.serving.proof import Expected, prove
+from eyas.targets.serving.proof import Expected, prove, prove_json
 from eyas.targets.serving.records import ServerBook, ServerRecord
 from eyas.targets.serving.starting import Starter, running, stop_server, wait_healthy
 
@@ -35,6 +35,7 @@ class Server:
         model: the name to send as ``model``.
         ours: eyas started it; otherwise somebody else did, and only they stop it.
         pid: its first process, when it is ours.
+        last_url: a second server, for last states, where both hand over states as JSON.
         log: where its output goes, when it is ours.
     """
 
@@ -49,6 +50,7 @@ class Server:
     log: Path | None
     api_key: str | None
     ca_file: str = ""
+    last_url: str = ""
 
     @property
     def address(self) -> Address:
@@ -292,11 +294,21 @@ class Servers:
 
     def _find_foreign(self) -> None:
         starter = self._starter
-        for index, url in enumerate(starter.serve.urls):
+        for url in starter.serve.every_url:
             if not url.startswith(("http://", "https://")):
                 raise ConfigError(
                     f"serve.urls has {url!r}", where="eyas.toml", hint="write it as http://host:port"
                 )
+        beside = [""] * len(starter.serve.urls)
+        if self._mode == "capture" and starter.serve.last_urls:
+            if starter.launch.engine != "sglang":
+                raise ConfigError(
+                    f"{starter.launch.engine} returns no states as JSON",
+                    where="serve.last_urls",
+                    hint="remove it, and start the servers with eyas' connector",
+                )
+            beside = [url.rstrip("/") for url in starter.serve.last_urls]
+        for index, url in enumerate(starter.serve.urls):
             server = Server(
                 index=index,
                 engine=starter.launch.engine,
@@ -309,6 +321,7 @@ class Servers:
                 log=None,
                 api_key=starter.api_key,
                 ca_file=starter.serve.ca_file,
+                last_url=beside[index],
             )
             self._await_foreign(server)
             self.servers.append(server)
@@ -317,16 +330,21 @@ class Servers:
         """Wait until somebody else's server is healthy, then prove it."""
         starter, launch = self._starter, self._starter.launch
         seconds = starter.serve.start_seconds
-        if not wait_healthy(server.address, seconds, starter.clock, self._stop, lambda: None):
-            raise ServerNotStarted(
-                f"the server is not healthy after {format_seconds(seconds)}",
-                where=server.url,
-                why=f"its health is: {server.address.health()}",
-                hint="it is not eyas' server (serve.urls): start it, or give serve.start_seconds more",
-            )
+        last = Address(server.last_url, server.api_key, server.ca_file) if server.last_url else None
+        for address in (server.address, *([last] if last is not None else [])):
+            if not wait_healthy(address, seconds, starter.clock, self._stop, lambda: None):
+                raise ServerNotStarted(
+                    f"the server is not healthy after {format_seconds(seconds)}",
+                    where=address.url,
+                    why=f"its health is: {address.health()}",
+                    hint="it is not eyas' server (serve.urls): start it, or give serve.start_seconds more",
+                )
         model = starter.serve.model_name or Path(launch.model).name
         expected = Expected(launch.engine, launch.mode, model, launch.min_length, launch.layers, None, False)
-        proven = prove(server.address, expected, starter.clock)
+        if last is not None:
+            proven = prove_json(server.address, last, expected)
+        else:
+            proven = prove(server.address, expected, starter.clock)
         server.model, server.dump_dir = proven.model, proven.dump_dir
         if self._canary is not None:
             self._canary(server)

@@ -72,6 +72,30 @@ def prove(address: Address, expected: Expected, clock: Clock) -> Proven:
     return Proven(name, None)
 
 
+def prove_json(address: Address, beside: Address, expected: Expected) -> Proven:
+    """Ask a pair of healthy SGLang servers whether they serve the model and return states as JSON.
+
+    Which states these are is proven by the canary.
+
+    Raises:
+        ServerUnreachable: one stops answering.
+        TargetError: another model, too short a context, or no states.
+    """
+    names = [_prove_model(one, expected) for one in (address, beside)]
+    for one, flag in (
+        (address, "--enable-return-aux-hidden-states"),
+        (beside, "--enable-return-hidden-states"),
+    ):
+        sampling = {"max_new_tokens": 1, "temperature": 0}
+        body = {"input_ids": _PROBE_TOKENS, "sampling_params": sampling, "return_hidden_states": True}
+        reply = one.json("/generate", body, _ANSWER_SECONDS)
+        if not (reply.get("meta_info") or {}).get("hidden_states"):
+            raise TargetError(
+                "the server returns no states", where=one.url, hint=f"it has to be started with {flag}"
+            )
+    return Proven(names[0], None)
+
+
 def _wrong_mode(address: Address, expected: Expected, why: str) -> TargetError:
     return TargetError(
         f"the server is not in mode {expected.mode}",
