@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from eyas.base.errors import DamageFound, EyasError, NotReady, RecipeChanged
 from eyas.base.files import set_aside, sweep_temporaries
@@ -316,15 +315,30 @@ def _run_one(work: _Work, stage: Stage, context: RunContext, redo: bool) -> None
     handover.began(stage.name)
     room = project_room(project, context.progress, context.stop)
     # every stage goes on where it was, so a full disk costs no more than the wait for room
-    numbers = room.patiently(partial(_run_named, stage, project, context), 0)
+    numbers = room.patiently(_Tries(stage, project, context), 0)
     handover.ended(stage.name, numbers)
     result.add(stage.name, numbers, turns=project.config.store.bound_bytes is not None)
     attempt.event("stage ended", stage=stage.name, **{"numbers": numbers})
 
 
-def _run_named(stage: Stage, project: Project, context: RunContext) -> dict[str, object]:
-    with named_storage_errors(project.layout.root):
-        return run_stage(stage, project, context)
+@dataclass
+class _Tries:
+    """A stage's work, again after each full disk.
+
+    The disk may have failed behind the stage's last step, when the output was sealed: nothing is left then.
+    """
+
+    stage: Stage
+    project: Project
+    context: RunContext
+    began: bool = False
+
+    def __call__(self) -> dict[str, object]:
+        if self.began and self.stage.look(self.project).finished:
+            return {}
+        self.began = True
+        with named_storage_errors(self.project.layout.root):
+            return run_stage(self.stage, self.project, self.context)
 
 
 def _set_outputs_aside(stage: Stage, project: Project, why: str, ledger: Ledger) -> None:

@@ -179,15 +179,15 @@ def _write_samples(project: Project, conversations: Sequence[OpenConversation]) 
             "num_tokens": counts.num_tokens,
             "num_supervised": counts.num_supervised,
         }
-    numbers: dict[str, object] = {
-        "samples": counts.num_samples,
-        "tokens": counts.num_tokens,
-        "supervised_tokens": counts.num_supervised,
-        "duplicates": counts.num_duplicates,
-    }
-    stats = read_json(layout.prompts / STATISTICS)  # the sealed copy: data/stats.json may have been lost
-    stats["regenerate"] = {**numbers, "reasons": dict(sorted(reasons.items()))}
-    write_json(layout.stats, stats)
+        numbers: dict[str, object] = {
+            "samples": counts.num_samples,
+            "tokens": counts.num_tokens,
+            "supervised_tokens": counts.num_supervised,
+            "duplicates": counts.num_duplicates,
+        }
+        stats = read_json(layout.prompts / STATISTICS)  # the sealed copy: data/stats.json may have been lost
+        stats["regenerate"] = {**numbers, "reasons": dict(sorted(reasons.items()))}
+        write_json(layout.stats, stats)  # before the seal: what is sealed is never without it
     return numbers
 
 
