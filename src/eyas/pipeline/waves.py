@@ -140,11 +140,13 @@ class WaveRun:
             set_aside(folder, layout.set_aside, "; ".join(faults[:3]))
         position = self._position()
         done = settle(layout, self.ledger, self._rule, self._plan, position)
-        if done.segments:
+        if done.released:
             self.progress.say(
                 f"wave {position} of {len(self._plan)} is over: {counted(done.released, 'sample')} released, "
                 f"{format_bytes(done.num_bytes)} removed"
             )
+        elif done.segments:
+            self.progress.say(f"{format_bytes(done.num_bytes)} of waves that are not needed now removed")
         if done.recalled:
             self.progress.say(
                 f"{counted(done.recalled, 'released sample')} are needed again and will be captured again"
