@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 import eyas as package
+from eyas.config.load import load_config
+from eyas.pipeline.waves import can_work_together
 from eyas.stages.extract import work
 from eyas.store.ledger import Ledger
 from eyas.targets.local.model import LocalTarget
@@ -429,6 +431,33 @@ def test_a_bound_that_holds_everything_keeps_everything(project: Path) -> None:
     assert states_of(project) == {"stored": len(ids_of(project, "train") | ids_of(project, "validation"))}
     steps = eyas("run", "--dry-run", "--project", project, "--json").json["plan"]
     assert [step["action"] for step in steps] == ["skip"] * 6
+
+
+class Gpus:
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def read(self) -> list[Any]:
+        return [object()] * self.count
+
+
+@pytest.mark.parametrize(
+    ("kind", "device", "urls", "count", "together"),
+    [
+        ("local", "cpu", "", 0, False),
+        ("vllm", "auto", "", 8, False),
+        ("vllm", "cuda", "", 8, False),
+        ("sglang", "auto", "", 0, True),
+        ("sglang", "cpu", "", 8, True),
+        ("vllm", "cuda:7", "", 8, True),
+        ("vllm", "auto", "http://127.0.0.1:1", 8, True),
+    ],
+)
+def test_both_work_together_only_where_neither_takes_the_other_s_place(
+    kind: str, device: str, urls: str, count: int, together: bool, project: Path
+) -> None:
+    words = [f"target.kind={kind}", f"target.device={device}", *([f'serve.urls=["{urls}"]'] if urls else [])]
+    assert can_work_together(load_config(project, words), Gpus(count)) is together
 
 
 def test_without_a_bound_nothing_knows_of_waves(project: Path) -> None:
