@@ -12,6 +12,7 @@ from typing import Any
 from eyas.base.layout import Layout
 from eyas.drafter.passes import BatchPasses
 from eyas.store.ledger import Ledger
+from tests.faults.forked import run_child
 from tests.projects import make_project
 
 BOUND = 620_000
@@ -48,6 +49,16 @@ def bounded_project(
         text = text.replace(old, f"{key} = {value}")
     (root / "eyas.toml").write_text(text)
     return root
+
+
+def run_into_the_waves(root: Path, wanted: Callable[[], bool]) -> int:
+    """Kill a run, later each time, until what is wanted is there or it has ended; the last exit code."""
+    patience = 1.5
+    while True:
+        code = run_child(root, kill_after_seconds=patience)
+        if code == 0 or wanted():
+            return code
+        patience *= 1.25
 
 
 def waves_of(root: Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from tests.waves import (
     bounded_project,
     ids_of,
     noting_batches,
+    run_into_the_waves,
     states_of,
     store_bytes,
     trained_counts,
@@ -92,7 +93,7 @@ def test_killed_at_random_instants(part: int, model: Path, unbroken: dict[str, A
         root = bounded_project(place / f"p{rounds}", model)
         rounds += 1
         while True:
-            patience = rng.uniform(0.0, 0.25) * (1 + kills % 20)
+            patience = rng.uniform(0.0, 0.25) * (1 + kills % 20) * (1 + kills // 20)
             code = run_child(root, kill_after_seconds=patience)
             assert store_bytes(root) <= BOUND
             if code == 0:
@@ -135,10 +136,8 @@ def test_a_lost_ledger_is_rebuilt_to_where_training_stood(
     rng = rng_of(0)
     for number in range(3):
         root = bounded_project(place / f"p{number}", model)
-        while True:
-            code = run_child(root, kill_after_seconds=rng.uniform(1.0, 4.0))
-            if code == 0 or states_of_or_none(root).get("released"):
-                break
+        run_into_the_waves(root, lambda root=root: bool(states_of_or_none(root).get("released")))
+        run_child(root, kill_after_seconds=rng.uniform(0.5, 2.0))
         before = states_of(root)
         for path in (root / "state").glob("ledger.db*"):
             path.unlink()

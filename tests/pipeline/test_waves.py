@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 import eyas as package
+from eyas.config.load import load_config
+from eyas.pipeline.waves import can_work_together
 from eyas.stages.extract import work
 from eyas.store.ledger import Ledger
 from eyas.targets.local.model import LocalTarget
@@ -23,6 +25,7 @@ from tests.waves import (
     bounded_project,
     ids_of,
     noting_batches,
+    run_into_the_waves,
     states_of,
     store_bytes,
     trained_counts,
@@ -125,11 +128,10 @@ def test_each_epoch_is_captured_anew_when_asked_for(project: Path, tmp_path: Pat
         shutil.rmtree(again / name)
     for path in (again / "state").glob("ledger.db*"):
         path.unlink()
-    kills = 0
-    for seconds in (1.5, 2.5, 3.5, 4.5):
-        kills += run_child(again, kill_after_seconds=seconds) != 0
-    assert run_child(again) == 0, error_of(again)
-    assert kills >= 1
+    kills, seconds = 0, 1.0
+    while run_child(again, kill_after_seconds=seconds) != 0:
+        kills, seconds = kills + 1, seconds * 1.4
+    assert kills >= 2
     assert outcome(again) == outcome(project)
 
 
@@ -176,13 +178,13 @@ def test_an_older_checkpoint_needs_an_older_wave_again(project: Path, trained: P
         project / "eyas.toml"
     ).read_text() else change(project, "[train]", "[train]\nkeep_checkpoints = 1")
     folder = project / "drafter" / "checkpoints"
-    while True:
-        code = run_child(project, kill_after_seconds=2.5)
+
+    def over() -> int:
         found = sorted(folder.glob("step-*"))
-        over = [json.loads((path / "seal.json").read_text())["about"]["waves_over"] for path in found]
-        if over and over[-1] >= 2:
-            break
-        assert code != 0
+        return int(json.loads((found[-1] / "seal.json").read_text())["about"]["waves_over"]) if found else 0
+
+    assert run_into_the_waves(project, lambda: over() >= 2) != 0
+    found = sorted(folder.glob("step-*"))
     for path in found:
         content = bytearray((path / "model.safetensors").read_bytes())
         content[-1] ^= 1
@@ -345,9 +347,7 @@ def test_a_finished_project_has_nothing_to_do_and_a_healthy_doctor(trained: Path
 
 
 def test_doctor_and_recover_are_calm_in_the_middle(project: Path, trained: Path) -> None:
-    while run_child(project, kill_after_seconds=3.0) != 0:
-        if states_of(project).get("released"):
-            break
+    run_into_the_waves(project, lambda: bool(states_of(project).get("released")))
     doctor = eyas("doctor", "--project", project, "--json")
     bad = [line for line in doctor.json["checks"] if line["state"] in ("damage", "failed")]
     assert not bad, bad
@@ -429,6 +429,33 @@ def test_a_bound_that_holds_everything_keeps_everything(project: Path) -> None:
     assert states_of(project) == {"stored": len(ids_of(project, "train") | ids_of(project, "validation"))}
     steps = eyas("run", "--dry-run", "--project", project, "--json").json["plan"]
     assert [step["action"] for step in steps] == ["skip"] * 6
+
+
+class Gpus:
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def read(self) -> list[Any]:
+        return [object()] * self.count
+
+
+@pytest.mark.parametrize(
+    ("kind", "device", "urls", "count", "together"),
+    [
+        ("local", "cpu", "", 0, False),
+        ("vllm", "auto", "", 8, False),
+        ("vllm", "cuda", "", 8, False),
+        ("sglang", "auto", "", 0, True),
+        ("sglang", "cpu", "", 8, True),
+        ("vllm", "cuda:7", "", 8, True),
+        ("vllm", "auto", "http://127.0.0.1:1", 8, True),
+    ],
+)
+def test_both_work_together_only_where_neither_takes_the_other_s_place(
+    kind: str, device: str, urls: str, count: int, together: bool, project: Path
+) -> None:
+    words = [f"target.kind={kind}", f"target.device={device}", *([f'serve.urls=["{urls}"]'] if urls else [])]
+    assert can_work_together(load_config(project, words), Gpus(count)) is together
 
 
 def test_without_a_bound_nothing_knows_of_waves(project: Path) -> None:

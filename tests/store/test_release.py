@@ -6,7 +6,7 @@ import itertools
 import os
 import shutil
 import sqlite3
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -211,6 +211,22 @@ def test_a_store_that_was_filled_without_a_bound_is_refused(place: Place) -> Non
         settle(place.layout, place.ledger, RULE, place.plan, 0)
     assert place.states() == before
     assert len(place.files()) == 1
+
+
+def test_what_was_captured_for_other_waves_is_captured_again(place: Place) -> None:
+    """Another bound makes other waves, whose batches are others."""
+    place.store(0, 1, kept=True)
+    settle(place.layout, place.ledger, RULE, place.plan, 0)
+    rule = replace(RULE, max_bytes=RULE.max_bytes + 10_000)
+    plan = plan_waves(place.ledger.entries(), rule)
+    assert plan.digest != place.plan.digest
+    assert len(plan) > 1
+    settle(place.layout, place.ledger, rule, plan, 0)
+    assert place.states()["stored"] == set(plan.kept)
+    place.plan = plan
+    place.store(0, 1)
+    settle(place.layout, place.ledger, rule, plan, 0)
+    assert place.states()["stored"] == place.ids(0, 1) | set(plan.kept)
 
 
 def test_without_a_bound_everything_is_needed_again(place: Place) -> None:

@@ -1,7 +1,7 @@
 """Extract and train when the store has a bound: wave by wave, in turn or side by side.
 
-With a target in this process both want the same cores or GPUs, so they take turns: the waves that fit are
-captured, one is trained, what is over is released, and so on. With servers, capture runs in a thread beside
+Where both want the same cores or GPUs, as with a target in this process, they take turns: the waves that fit
+are captured, trained and released, and so on. With servers elsewhere, capture runs in a thread beside
 training, one wave ahead, and waits for room. A wave is released only when the checkpoint behind it was read
 back and every byte of it hashed.
 """
@@ -20,6 +20,8 @@ from eyas.base.progress import Progress
 from eyas.base.seal import is_sealed, seal_faults
 from eyas.base.stop import StopFlag
 from eyas.base.units import counted, format_bytes, format_count
+from eyas.config.schema import EyasConfig
+from eyas.hosts.gpus import GpuReader
 from eyas.pipeline.handover import Handover
 from eyas.stages.project import Project
 from eyas.stages.protocol import Stage
@@ -35,6 +37,20 @@ _LOOK_SECONDS = 0.1
 
 RunOne = Callable[[Stage, StopFlag, Feed | None], None]
 """Runs what is left of a stage, if anything is."""
+
+
+def can_work_together(config: EyasConfig, gpus: GpuReader) -> bool:
+    """Whether capture computes elsewhere than training, so that neither takes the other's place.
+
+    A target in this process does not. Servers that somebody else runs do, and those that eyas starts do
+    where training is on the CPU or on a GPU that is named (``target.device = "cuda:7"``): otherwise they
+    hold the GPUs that training wants, and are stopped before it as always.
+    """
+    if config.target.kind == "local":
+        return False
+    if config.serve.urls or config.target.device == "cpu" or ":" in config.target.device:
+        return True
+    return not gpus.read()
 
 
 def refuse_stale(project: Project, train: Stage) -> None:
@@ -97,10 +113,10 @@ class WaveRun:
             self._capture()
         elif "extract" not in self._by_name:
             self._train_what_is_there()
-        elif self.project.config.target.kind == "local":
-            self._in_turn()
-        else:
+        elif can_work_together(self.project.config, self.handover.gpus):
             self._side_by_side()
+        else:
+            self._in_turn()
 
     def _refuse(self) -> None:
         """Before hours of work: what training would refuse in the end."""
@@ -140,11 +156,13 @@ class WaveRun:
             set_aside(folder, layout.set_aside, "; ".join(faults[:3]))
         position = self._position()
         done = settle(layout, self.ledger, self._rule, self._plan, position)
-        if done.segments:
+        if done.released:
             self.progress.say(
                 f"wave {position} of {len(self._plan)} is over: {counted(done.released, 'sample')} released, "
                 f"{format_bytes(done.num_bytes)} removed"
             )
+        elif done.segments:
+            self.progress.say(f"{format_bytes(done.num_bytes)} of waves that are not needed now removed")
         if done.recalled:
             self.progress.say(
                 f"{counted(done.recalled, 'released sample')} are needed again and will be captured again"

@@ -78,13 +78,8 @@ def settle_ledger(layout: Layout, ledger: Ledger, rule: WaveRule, plan: WavePlan
     rows = list(_rows(ledger))
     here = set(plan.kept).union(*(plan.waves[number].ids for number in plan.on_disk(position)))
     before = read_waves(layout)
-    epoch, first = plan.epoch(position), 0
-    if plan.again:
-        # what was captured for another epoch was captured in other batches: not the same bits
-        if before is not None and before.epoch == epoch:
-            first = before.first_segment
-        elif layout.segments.is_dir():
-            first = next_number(layout.segments, ledger)
+    epoch = plan.epoch(position)
+    first = _first_segment(layout, ledger, plan, epoch, before)
     dropped = _dropped_segments(layout, plan, rows, here, first)
     passed = {} if before is None else {k: why for k, why in before.passed.items() if k in over}
     passed |= {row.id: row.reason or "" for row in rows if row.state == "set_aside" and row.id in over}
@@ -134,6 +129,20 @@ def settle_ledger(layout: Layout, ledger: Ledger, rule: WaveRule, plan: WavePlan
     return Settled(released=released, recalled=recalled)
 
 
+def _first_segment(
+    layout: Layout, ledger: Ledger, plan: WavePlan, epoch: int, before: WaveRecord | None
+) -> int:
+    """The lowest number of a segment that was captured for these waves, in this epoch.
+
+    What was captured for others was captured in other batches: the same states, not the same bits.
+    """
+    if before is not None and (before.digest, before.epoch) == (plan.digest, epoch):
+        return before.first_segment
+    if before is None and not plan.again:
+        return 0  # the store of a first run, or the record is lost: its waves are still those of the plan
+    return next_number(layout.segments, ledger) if layout.segments.is_dir() else 0
+
+
 def _rows(ledger: Ledger) -> Iterator[_Row]:
     with ledger.reading() as connection:
         rows = connection.execute("SELECT id, state, segment, reason, listed FROM samples").fetchall()
@@ -146,7 +155,7 @@ def _dropped_segments(
     """Present segments whose samples are all out of place: not kept, and not of a wave that is on disk.
 
     Args:
-        first: segments of lower numbers are of another epoch, unless they hold kept samples.
+        first: segments of lower numbers are of other waves or another epoch, unless they hold kept samples.
     """
     if len(plan) <= 1:
         return set()

@@ -263,8 +263,8 @@ class WaveRecord:
     Args:
         digest, num_waves, num_captures: of the plan.
         passed: samples that training has gone past without, for they could not be captured, by their reason.
-        epoch, first_segment: where samples are captured anew in each epoch, the present one, and the lowest
-            number of a segment that was captured for it.
+        epoch: the present one, where samples are captured anew in each.
+        first_segment: the lowest number of a segment that was captured for these waves in this epoch.
     """
 
     rule: WaveRule

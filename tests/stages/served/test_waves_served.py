@@ -13,6 +13,7 @@ import pytest
 
 from eyas.base.layout import Layout
 from eyas.drafter.passes import BatchPasses
+from eyas.pipeline import waves as pipeline_waves
 from eyas.stages.project import Project
 from eyas.stages.waves import project_waves
 from eyas.store.ledger import Ledger
@@ -107,6 +108,22 @@ def test_a_wave_is_captured_while_the_one_before_it_is_trained(
     assert states_of(waves) == {"stored": len(kept), "released": len(train)}
     counts = [name for _, batch in watch.steps for name in batch]
     assert {name: counts.count(name) for name in set(counts)} == dict.fromkeys(train, 6)
+
+
+def test_servers_that_hold_the_gpus_of_training_take_turns_with_it(
+    waves: Path, servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline_waves, "can_work_together", lambda config, gpus: False)
+    servers.start("vllm")
+    watch = Watch(monkeypatch, waves)
+    done = run(waves)
+    assert done.code == 0, done.err
+    plan = plan_of(waves)
+    assert servers.modes == ["capture"] * -(-len(plan) // 2), "a session for every two waves"
+    for wave in plan.waves:
+        first, last = watch.trained_between(set(wave.ids))
+        assert not any(first < at < last for at, _ in watch.commits)
+    assert 0 < watch.most <= BOUND
 
 
 def test_a_lost_server_ends_the_run_after_the_wave_at_hand_and_it_goes_on(
