@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from eyas.cli.main import VERB_NAMES
+from eyas.cli.output import NO_NEXT_VARIABLE
 from eyas.cli.verbs.logs import line
 from tests.cli.command import eyas
 from tests.projects import make_project, tiny_target
@@ -45,6 +46,14 @@ def test_people_get_the_one_next_command_last(words: str, finished: Path) -> Non
     assert told.code == 0, told.out + told.err
     last = told.err.splitlines()[-1]
     assert last == "nothing to do" or re.fullmatch(r"next: eyas .*", last), told.err
+
+
+def test_a_caller_that_says_what_is_next_is_not_spoken_over(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert eyas("run", "--project", finished).err.endswith("\n\nnothing to do\n")
+    monkeypatch.setenv(NO_NEXT_VARIABLE, "1")
+    assert "nothing to do" not in eyas("run", "--project", finished).err
 
 
 def test_a_look_at_unfinished_work_says_how_it_goes_on(finished: Path, tmp_path: Path) -> None:

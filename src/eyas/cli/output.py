@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
@@ -24,6 +25,8 @@ class Bar(Protocol):
         """Leave it as it stands; what is written now comes below it."""
 
 
+NO_NEXT_VARIABLE = "EYAS_NO_NEXT"
+"""Set by a program that calls a verb as one of its steps, and says itself what comes next."""
 OPEN_BARS: set[Bar] = set()
 """Those that an error has to end before it is told: it may come in the middle of any."""
 
@@ -64,7 +67,9 @@ def note(message: str, indent: int | None = None) -> None:
 
 
 def next_command(command: str | None) -> None:
-    """The one next command, last."""
+    """The one next command, last; unless whoever called this verb as a step of its own says it."""
+    if NO_NEXT_VARIABLE in os.environ:
+        return
     note(f"\nnext: {command}" if command else "\nnothing to do")
 
 
@@ -113,6 +118,4 @@ def table(title: str | None, columns: list[str], rows: list[list[Any]]) -> None:
 
 
 def _colour(stream: Any) -> bool:
-    import os
-
     return bool(stream.isatty()) and "NO_COLOR" not in os.environ

@@ -103,7 +103,7 @@ def _attempt_lines(last: LastAttempt | None, count: int) -> list[str]:
 def _training_lines(training: TrainingStatus) -> list[str]:
     lines = []
     if training.step is not None and training.loss is not None:
-        lines.append(f"step {format_count(training.step)}, loss {training.loss:.3f}")
+        lines.append(f"step {format_count(training.step)}, loss {training.loss:.3f} (all draft steps)")
     if training.checkpoint is not None:
         age = training.checkpoint_seconds
         lines.append(f"{training.checkpoint}{'' if age is None else f', {format_seconds(age)} old'}")
@@ -111,10 +111,10 @@ def _training_lines(training: TrainingStatus) -> list[str]:
         numbers = []
         if training.validation_acceptance_length is not None:
             numbers.append(f"acceptance length {training.validation_acceptance_length:.2f}")
-        if training.validation_loss is not None:
-            numbers.append(f"loss {training.validation_loss:.3f}")
         if training.validation_top1 is not None:
             numbers.append(f"top-1 {training.validation_top1:.1%}")
+        if training.validation_loss is not None:
+            numbers.append(f"loss {training.validation_loss:.3f} (draft step 0)")
         lines.append(f"validation at step {format_count(training.validation_step)}: {', '.join(numbers)}")
     return _block("drafter", lines)
 
