@@ -69,10 +69,8 @@ def in_turns(
             side.cpu_seconds += watched.seconds if watched is not None else 0.0
             side.measured.append(found)
             side.texts |= found.texts
-        told = (
-            f"{drafted.measured[-1].tokens_per_second:.1f}, plain {plain.measured[-1].tokens_per_second:.1f}"
-        )
-        say(f"round {number + 1}: {told} tokens/s")
+        rates = [side.measured[-1].tokens_per_second for side in (drafted, plain)]
+        say(f"round {number + 1}: with the drafter {rates[0]:.1f}, plain {rates[1]:.1f} tokens/s")
 
 
 def compared(drafted: Side, plain: Side) -> dict[str, Any]:

@@ -123,6 +123,9 @@ def test_chance_is_no_finding() -> None:
     better_by_two = tried("as served, from layers +1", "layers", [1, 9, 6, 2, 9, 8, 9, 8])
     assert better_by_two.acceptance_length > served.acceptance_length + 0.05
     assert LiveProbe((served, better_by_two), 8, 80).findings == []
+    likely_better = tried("as served, from layers +1", "layers", [7, 6, 7, 9, 5, 9, 6, 7])
+    (found,) = LiveProbe((served, likely_better), 8, 80).findings
+    assert (found.code, found.severity) == ("probe-shift-in-doubt", "warning")
     always_better = tried("as served, from layers +1", "layers", [12, 6, 9, 13, 6, 10, 9, 9])
     (found,) = LiveProbe((served, always_better), 8, 80).findings
     assert (found.code, found.severity) == ("probe-layers-shifted", "fault")

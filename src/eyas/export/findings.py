@@ -72,6 +72,7 @@ FINDING_CODES: dict[str, str] = {
     # on prompts
     "probe-layers-shifted": "other layers than the engine would capture are accepted more",
     "probe-mapping-shifted": "a mapping moved by one is accepted more",
+    "probe-shift-in-doubt": "layers or a mapping moved by one may be accepted more",
     "probe-accepts-nothing": "hardly any draft is accepted",
     # folder
     "seal-broken": "a sealed file is missing or changed",

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from eyas.base.hashing import recipe_hash
 from eyas.config.engine_layers import IDS_KEY, layers_in_sglang
 from eyas.config.target_facts import TargetFacts
 from eyas.targets.server.connection import Connection, ServedModel
@@ -59,7 +60,8 @@ async def prove_beside(
     found = layers_in_sglang({"eagle_config": {IDS_KEY: ids}}, facts.num_layers, facts.model_type)
     if found != tuple(layers):
         raise ServerFault("wrong_layers", f"it captures layers {list(found)}, asked for {list(layers)}")
-    starts = " ".join(str(one.get("startup_time", "unknown")) for one in (said, beside))
+    # how long each part of its start took: no two starts are alike to the last digit
+    starts = recipe_hash([one.get("startup_time") for one in (said, beside)])
     return Told(f"sglang {said.get('version', 'unknown')} (JSON)", starts)
 
 
