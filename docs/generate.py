@@ -68,7 +68,7 @@ def help_text(verb: str) -> str:
     """``--help`` of a verb at 88 columns."""
     text = io.StringIO()
     console = Console(file=text, width=88, force_terminal=False, color_system=None)
-    build_app()([*verb.split(), "--help"], console=console)
+    build_app(verb)([*verb.split(), "--help"], console=console)
     return "\n".join(line.rstrip() for line in text.getvalue().strip().splitlines())
 
 

@@ -59,6 +59,15 @@ class Seen:
             self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         )
 
+    def cut_off(self) -> list[str]:
+        """Heads of the tables that one has to scroll sideways to read."""
+        return list(
+            self.page.evaluate(
+                "[...document.querySelectorAll('.scroll')].filter(s => s.scrollWidth > s.clientWidth)"
+                ".map(s => s.innerText.slice(0, 40))"
+            )
+        )
+
     def numbers(self) -> dict[str, Any]:
         """The numbers behind the cells, by their keys."""
         return dict(

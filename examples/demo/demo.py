@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,8 @@ from rich.table import Table
 from target import make_target
 
 from eyas.base.files import tree_bytes
-from eyas.base.units import format_bytes
+from eyas.base.units import format_bytes, format_count
+from eyas.cli.output import NO_NEXT_VARIABLE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROJECT = REPOSITORY / "demo"
@@ -28,7 +30,7 @@ def main() -> int:
     if not (PROJECT / "eyas.toml").exists():
         shutil.copyfile(Path(__file__).with_name("eyas.toml"), PROJECT / "eyas.toml")
     command = [sys.executable, "-m", "eyas", "run", "--project", str(PROJECT)]
-    child = subprocess.Popen(command)
+    child = subprocess.Popen(command, env={**os.environ, NO_NEXT_VARIABLE: "1"})
     while True:
         try:
             code = child.wait()
@@ -51,9 +53,9 @@ def show() -> None:
     for column in ("domain", "prompts", "acceptance length"):
         table.add_column(column, justify="left" if column == "domain" else "right")
     for domain, row in sorted(report["domains"].items()):
-        table.add_row(domain, str(row["num_prompts"]), f"{row['acceptance_length']:.3f}")
+        table.add_row(domain, format_count(row["num_prompts"]), f"{row['acceptance_length']:.3f}")
     table.add_section()
-    table.add_row("all", str(report["num_prompts"]), f"{report['acceptance_length']:.3f}")
+    table.add_row("all", format_count(report["num_prompts"]), f"{report['acceptance_length']:.3f}")
     console.print(table)
     predicted = report["prediction"]
     if predicted:

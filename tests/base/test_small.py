@@ -9,7 +9,37 @@ import pytest
 from eyas.base import errors
 from eyas.base.hashing import recipe_differences, recipe_hash
 from eyas.base.stop import StopFlag
-from eyas.base.units import format_bytes, format_count, format_seconds, parse_bytes
+from eyas.base.units import (
+    counted,
+    format_amount,
+    format_bytes,
+    format_count,
+    format_numbers,
+    format_rate,
+    format_seconds,
+    parse_bytes,
+)
+
+
+def test_counts_and_rates_carry_their_units() -> None:
+    assert format_amount(6_908_076, "bytes") == "6.9 MB"
+    assert format_amount(4373, "tokens") == "4,373 tokens"
+    assert format_rate(210_400_000, "bytes") == "210.4 MB/s"
+    assert [format_rate(rate, "tokens") for rate in (0.42, 19_916.4)] == ["0.42/s", "19,916/s"]
+    assert [counted(n, "batch", "batches") for n in (0, 1, 1200)] == ["0 batches", "1 batch", "1,200 batches"]
+
+
+def test_named_numbers_as_a_line() -> None:
+    numbers = {
+        "captured": 1479, "bytes": 216_034_912, "tokens_per_second": 9768.5, "set_aside": 0,
+        "faults": {"not_a_number": 1, "reset": 12}, "equal_texts": "5 of 5", "validation_loss": 4.98101,
+        "parameters": 5_129_280, "largest_difference": 2.68e-06,
+    }  # fmt: skip
+    assert format_numbers(numbers) == (
+        "captured 1,479, 216.0 MB, 9,768 tokens/s, set aside 0, faults not a number 1 reset 12, "
+        "equal texts 5 of 5, validation loss 4.981, parameters 5,129,280, largest difference 2.68e-06"
+    )
+    assert format_numbers({"tokens_per_second": 0.5}) == "0.50 tokens/s"
 
 
 def test_units_read_and_write() -> None:

@@ -125,3 +125,16 @@ def test_served_speed_against_servers_that_pretend(project: Path, tmp_path: Path
     assert len(chain["speedup_of_rounds"]) == 2
     assert result["ratio"] == pytest.approx(result["value"] / result["baseline"], rel=1e-3)
     assert result["ratio"] == chain["speedup"] > 1.2
+
+
+def test_waves_measures_both_ways_on_the_same_answers(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    save_tiny_target(model)
+    words = ("--model", str(model), "--prompts", "30", "--epochs", "2", "--seconds", "0.01")
+    result = json.loads(call("waves", *words, "--waves", "4", "--folder", str(tmp_path))[-1])
+    details = result["details"]
+    assert result["unit"] == "s"
+    assert details["waves"] >= 2
+    assert 0 < details["most_bytes"] <= details["bound_bytes"] < details["unbounded_bytes"]
+    assert 0 <= details["overlap"] <= 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
+import os
+import re
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from eyas.pipeline.lock import hold_lock
 from eyas.report.notices import notices
-from eyas.report.now import LastAttempt, Running
+from eyas.report.now import STALL_SECONDS, LastAttempt, Running
 from eyas.report.status import ProjectStatus, project_status
 from eyas.stages.project import Project
 from tests.cli.command import eyas, eyas_process
+from tests.faults.small import tmpfs
 from tests.projects import make_project, tiny_target
 
 pytest.importorskip("apprise")
@@ -130,6 +136,71 @@ def test_a_test_message_arrives_and_wrong_addresses_are_named(
     assert (unset.code, "NOT_SET_ANYWHERE" in unset.err) == (2, True)
 
 
+@contextlib.contextmanager
+def watched(root: Path, inbox: Inbox) -> Iterator[None]:
+    """``eyas notify`` beside a project, as a person starts it; it has looked once when the block begins."""
+    with open(root / "eyas.toml", "a") as file:
+        file.write(f'\n[notify]\nurls = ["{inbox.url}"]\n')
+    process = eyas_process("notify", "--every", "0.2", "--project", root)
+    try:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        assert first.startswith(f"watching {root.name} for stalled, stopped, disk low, damage, finished"), (
+            first
+        )
+        yield
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+
+
+def test_damage_arrives(new: Path, inbox: Inbox) -> None:
+    assert eyas("run", "--until", "extract", "--project", new).code == 0
+    with watched(new, inbox):
+        segment = next((new / "store" / "segments").glob("*.safetensors"))
+        segment.write_bytes(segment.read_bytes()[:-9])
+        told = inbox.wait_for("damage found")
+    assert segment.name in told["message"]
+    assert f"next: eyas run --project {new}" in told["message"]
+    assert len(inbox.messages) == 1
+
+
+def test_a_stalled_run_arrives(new: Path, inbox: Inbox) -> None:
+    """The process lives and holds the lock, and its last event is older than the limit."""
+    folder = new / "logs" / "attempt-0001"
+    folder.mkdir(parents=True)
+
+    def events(seconds_ago: float) -> str:
+        at = (datetime.now(UTC) - timedelta(seconds=seconds_ago)).isoformat()
+        start = {"at": at, "attempt": 1, "kind": "attempt started", "detail": {"pid": os.getpid()}}
+        return json.dumps(start) + "\n"
+
+    with hold_lock(new / "state", "run"):
+        (folder / "events.jsonl").write_text(events(STALL_SECONDS - 60))
+        with watched(new, inbox):
+            time.sleep(1)
+            assert inbox.messages == []
+            (folder / "events.jsonl").write_text(events(STALL_SECONDS + 60))
+            told = inbox.wait_for("stalled")
+    assert "the process is alive" in told["message"]
+    assert "next: eyas logs --follow" in told["message"]
+
+
+def test_a_disk_that_fills_up_arrives(target: Path, inbox: Inbox, tmp_path: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("mounts need root")
+    with tmpfs(tmp_path / "disk", "size=64m") as disk:
+        root = make_project(disk / "p", target, more='[disk]\nreserve = "1MB"\nwarn = "16MB"')
+        assert eyas("run", "--until", "regenerate", "--project", root).code == 0
+        with watched(root, inbox):
+            time.sleep(1)
+            assert inbox.messages == []
+            (disk / "of somebody else").write_bytes(bytes(56_000_000))
+            told = inbox.wait_for("disk low")
+    assert re.search(r"^[\d.]+ MB free, [\d.]+ [kM]B to be written", told["message"]), told
+
+
 def test_a_killed_run_and_a_finished_one_are_told(new: Path, inbox: Inbox) -> None:
     with open(new / "eyas.toml", "a") as file:
         file.write(f'\n[notify]\nurls = ["{inbox.url}"]\n')
@@ -152,3 +223,4 @@ def test_a_killed_run_and_a_finished_one_are_told(new: Path, inbox: Inbox) -> No
     _, err = finished.communicate(timeout=900)
     assert finished.returncode == 0, err
     assert "acceptance length" in inbox.wait_for("finished")["message"]
+    assert [m["title"] for m in inbox.messages] == ["eyas p: stopped", "eyas p: finished"]

@@ -204,7 +204,7 @@ def test_detach_logs_and_stop(target: Path, tmp_path: Path) -> None:
     text, _ = follow.communicate(timeout=400)
     assert "attempt started" in text
     assert "attempt ended" in text
-    assert f"pid={pid}" in text
+    assert f"process {pid}" in text
     assert eyas("stop", "--project", root).code == 0
     assert eyas("status", "--project", root, "--json").json["next_command"] is None
 

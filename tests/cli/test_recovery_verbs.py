@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from tests.cli.command import eyas
@@ -29,7 +30,10 @@ def test_doctor_tells_the_mending_command_and_the_worst_exit_code(tmp_path: Path
     (line,) = [check for check in told.json["checks"] if check["check"] == "store"]
     assert line["findings"][0]["code"] == "segment-damaged"
     verbose = eyas("doctor", "-v", "--project", root)
-    assert f"{segment.name}  expected" in verbose.out
+    others = [path for path in segment.parent.iterdir() if path != segment]
+    assert f"{segment.name}  " in verbose.out
+    assert re.search(rf"{segment.name}  \d+ samples? expected, \d+ found, damaged: \w+", verbose.out)
+    assert all(re.search(rf"{path.name}  \d+ samples? expected, \d+ found\n", verbose.out) for path in others)
 
 
 def test_todo_is_one_object_for_todo_tools(tmp_path: Path) -> None:
@@ -45,6 +49,21 @@ def test_todo_is_one_object_for_todo_tools(tmp_path: Path) -> None:
     history = eyas("todo", "--json", "--history", "--project", root).json["history"]
     (captured,) = [changes for id_, changes in history.items() if id_.endswith("/capture")]
     assert [change["status"] for change in captured] == ["pending", "in_progress", "completed"]
+
+
+def test_todos_of_a_lost_ledger_come_back(tmp_path: Path) -> None:
+    root = make_project(tmp_path / "p", tiny_target(tmp_path / "model"), count=4)
+    assert eyas("run", "--until", "extract", "--project", root).code == 0
+    before = eyas("todo", "--json", "--project", root).json
+    assert before["todos"]
+    for path in (root / "state").glob("ledger.db*"):
+        path.unlink()
+    told = eyas("todo", "--project", root)
+    assert "the ledger is gone" in told.err
+    assert told.err.splitlines()[-1] == f"next: eyas recover --project {root}"
+    assert eyas("recover", "--only", "ledger", "--project", root).code == 0
+    ids = {todo["id"]: todo for todo in eyas("todo", "--all", "--json", "--project", root).json["todos"]}
+    assert [ids[todo["id"]] for todo in before["todos"]] == before["todos"]
 
 
 def test_a_host_that_is_not_declared(tmp_path: Path) -> None:

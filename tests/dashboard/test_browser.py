@@ -33,6 +33,7 @@ def test_the_page_draws_and_its_numbers_are_those_of_status(finished: Path) -> N
                 assert numbers == {key: expected[key] for key in numbers}
                 assert len(numbers) > 30
                 assert seen.overflow() == 0
+                assert seen.cut_off() == []
                 seen.wait_for("Number(document.documentElement.dataset.looks) >= 2")
                 assert seen.drawn_charts() == seen.page.locator(".plot").count()
                 assert seen.faults == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, get_args
 import pytest
 from cyclopts import App
 from pydantic import BaseModel
+from rich.console import Console
 
 from eyas.cli.main import build_app
 from eyas.config.schema import EyasConfig
@@ -18,7 +20,11 @@ from eyas.config.schema import EyasConfig
 REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"
 SOURCE = REPOSITORY / "src" / "eyas"
-PAGES = [REPOSITORY / "README.md", REPOSITORY / "ARCHITECTURE.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [
+    *sorted(REPOSITORY.glob("*.md")),
+    *sorted(DOCS.rglob("*.md")),
+    *sorted((REPOSITORY / "examples").rglob("*.md")),
+]
 REFERENCE = (DOCS / "reference.md").read_text()
 PROSE = "\n".join(page.read_text() for page in PAGES if page.name != "reference.md")
 
@@ -141,3 +147,40 @@ def test_pages_name_only_verbs_and_keys_that_are_there(page: Path) -> None:
         if section in sections and key not in ("json", "jsonl"):
             named = f"{section}.{key}"
             assert any(k == named or k.startswith(f"{named}.") for k in plain), f"{page.name} says `{named}`"
+
+
+def commands(text: str) -> Iterator[str]:
+    """Every command that a page shows: in its blocks, and between backticks."""
+    blocks = re.findall(r"^```.*?^```$", text, re.M | re.S)
+    for block in blocks:
+        joined = re.sub(r"\\\n[> ]*", " ", block)
+        yield from re.findall(r"^(?:\$ )?(eyas .+)$", joined, re.M)
+    yield from re.findall(r"`(eyas [^`\n]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S))
+
+
+def help_of(verb: str) -> str:
+    text = io.StringIO()
+    build_app()([*verb.split(), "--help"], console=Console(file=text, width=400))
+    return text.getvalue()
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.name != "reference.md"],
+    ids=lambda page: str(page.relative_to(REPOSITORY)),
+)
+def test_commands_have_only_options_and_keys_that_are_there(page: Path) -> None:
+    known = {key.replace("[]", "") for key in KEYS}
+    for command in commands(page.read_text()):
+        words = command.partition(" # ")[0].split()[1:]
+        verb = next((v for n in (3, 2, 1) if (v := " ".join(words[:n])) in VERBS), "")
+        assert verb or words[0].startswith("-") or words[0] in {v.split()[0] for v in VERBS}, command
+        shown = help_of(verb)
+        for option in re.findall(r"(?<!\S)--[a-z][a-z-]*", " ".join(words)):
+            assert re.search(rf"{option}\b(?!-)", shown), f"{page.name}: {command}"
+        for key in re.findall(r"--set '?([a-z_.]+)=", command):
+            assert key in known or any(k.startswith(f"{key}.") for k in known), f"{page.name}: {command}"
+
+
+def test_enough_commands_are_looked_at() -> None:
+    assert sum(len(list(commands(page.read_text()))) for page in PAGES) > 120

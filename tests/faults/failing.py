@@ -45,6 +45,28 @@ def fail_call(number: int, kind: str, mark: Path) -> Callable[[], None]:
     return plant
 
 
+def fail_behind_seal(number: int, mark: Path) -> Callable[[], None]:
+    """A plan: the disk is full when the ``number``-th sealed folder (from 1) has just got its name."""
+
+    def plant() -> None:
+        from eyas.base import seal
+        from eyas.base.files import TEMPORARY_SUFFIX
+
+        real, calls = seal.fsync_folder, [0]
+
+        def fails(folder: Path) -> None:
+            if not any(part.endswith(TEMPORARY_SUFFIX) for part in folder.parts):
+                calls[0] += 1
+                if calls[0] == number:
+                    _note(mark, f"behind {folder.name}")
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            real(folder)
+
+        seal.fsync_folder = fails
+
+    return plant
+
+
 def fail_statement(number: int, kind: str, mark: Path) -> Callable[[], None]:
     """A plan: the ``number``-th statement of SQLite fails; ``after``: though it was carried out."""
 

@@ -17,7 +17,14 @@ from typing import Any
 import pytest
 
 from eyas.base.errors import DamageFound, DiskFull, StorageFailed
-from tests.faults.failing import KINDS, SQLITE_KINDS, fail_call, fail_statement, fired
+from tests.faults.failing import (
+    KINDS,
+    SQLITE_KINDS,
+    fail_behind_seal,
+    fail_call,
+    fail_statement,
+    fired,
+)
 from tests.faults.forked import error_of, run_child, run_here
 from tests.faults.small import LONG, PARTS, SEED, numbers_of, small_project
 from tests.projects import outcome
@@ -76,6 +83,23 @@ def test_one_fault_after_another(
         shutil.rmtree(root)
     print(f"seed {SEED}: {len(faults)} faults in {projects} projects: {sorted(set(faults))}")
     assert len(faults) >= wanted
+
+
+def test_a_disk_that_is_full_behind_each_seal(model: Path, expected: dict[str, Any], place: Path) -> None:
+    """The folder has its name already, and the run that waited for room finds it done."""
+    places: list[str] = []
+    while True:
+        root = small_project(place / f"p{len(places)}", model)
+        mark = root.with_suffix(".fired")
+        code = run_child(root, prepare=fail_behind_seal(len(places) + 1, mark))
+        assert code == 0, error_of(root)
+        assert outcome(root) == expected
+        if not fired(mark):
+            break
+        places += fired(mark)
+    print(f"full behind {len(places)} seals: {', '.join(places)}")
+    # prompts and samples, vocabulary, a checkpoint, the export
+    assert set(places) >= {"behind data", "behind drafter", "behind checkpoints", "behind exports"}
 
 
 @pytest.mark.skipif(not LONG, reason="one run for each call of a run: EYAS_LONG_FAULTS=1")

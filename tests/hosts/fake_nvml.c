@@ -1,5 +1,6 @@
 /* A libnvidia-ml.so.1 with the GPUs that FAKE_GPUS names: "80000:75800:4242:87" is total MB, used MB, pid,
-   percent busy (0 when left out), and ";" goes to the next GPU. FAKE_GPUS_ERROR makes every call after the start fail. */
+   percent busy (0 when left out), and ";" goes to the next GPU. The memory of a process that is gone is free, all but
+   100 MB. FAKE_GPUS_ERROR makes every call after the start fail. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +12,18 @@ typedef struct {
 } Process;
 typedef struct { unsigned long long total, used; unsigned int pid, busy; } Gpu;
 
+/* 4242 is nobody's: it stands for a process that is always there */
+static int is_gone(unsigned int pid) {
+    char path[64], line[512], *state;
+    FILE *file;
+    if (!pid || pid == 4242) return 0;
+    snprintf(path, sizeof path, "/proc/%u/stat", pid);
+    file = fopen(path, "r");
+    if (!file) return 1;
+    state = fgets(line, sizeof line, file) ? strrchr(line, ')') : NULL;
+    fclose(file);
+    return !state || state[2] == 'Z';
+}
 static int read_gpus(Gpu *gpus) {
     const char *text = getenv("FAKE_GPUS");
     int count = 0;
@@ -18,6 +31,7 @@ static int read_gpus(Gpu *gpus) {
         gpus[count].pid = gpus[count].busy = 0;
         sscanf(text, "%llu:%llu:%u:%u", &gpus[count].total, &gpus[count].used, &gpus[count].pid,
                &gpus[count].busy);
+        if (is_gone(gpus[count].pid)) { gpus[count].used = 100; gpus[count].pid = gpus[count].busy = 0; }
         count++;
         text = strchr(text, ';');
         if (text) text++;

@@ -14,6 +14,7 @@ import pytest
 
 from eyas.hosts.gpus import GpuUser, SmiGpus
 from eyas.hosts.host import Result
+from tests.hosts.driver import build_driver
 from tests.recovery.machine import FakeHost
 
 ASK = """
@@ -31,14 +32,7 @@ except OSError as error:
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the library."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler for the library that plays the driver")
-    folder = tmp_path_factory.mktemp("nvml")
-    source = Path(__file__).with_name("fake_nvml.c")
-    words = [compiler, "-shared", "-fPIC", "-o", str(folder / "libnvidia-ml.so.1"), str(source)]
-    subprocess.run(words, check=True, timeout=120)
-    return folder
+    return build_driver(tmp_path_factory.mktemp("nvml"))
 
 
 def ask(folder: Path | None, **environment: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from dataclasses import replace
@@ -26,13 +27,20 @@ def project_in_memory(world: World) -> None:
     world.host.files["/proc/self/mounts"] = lines
 
 
+def unfinished(world: World) -> None:
+    """Something is left to be written: only then is there too little room."""
+    shutil.rmtree(world.root / "exports")
+
+
 @fault("disk-full")
 def disk_full(world: World) -> None:
+    unfinished(world)
     world.host.disks["/"] = Disk("4096 200000000 10 10000000 9000000")
 
 
 @fault("disk-short")
 def disk_short(world: World) -> None:
+    unfinished(world)
     world.host.disks["/"] = Disk("4096 200000000 260 10000000 9000000")
 
 

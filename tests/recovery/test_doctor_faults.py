@@ -14,7 +14,7 @@ from eyas.recovery.scene import Scene
 from eyas.stages.project import Project
 from tests.recovery import faults_of_files, faults_of_machine  # noqa: F401  (fill the table)
 from tests.recovery.conftest import scene_of
-from tests.recovery.machine import FakeGpus, FakeHost, gpus
+from tests.recovery.machine import Disk, FakeGpus, FakeHost, gpus
 from tests.recovery.planted import EXITS, FAULTS, World
 
 
@@ -70,6 +70,13 @@ def test_a_gpu_driver_that_fails_is_unknown(project_copy: Callable[[], Path]) ->
     line = next(line for line in diagnose(scene, ["gpus"]).lines)
     assert line.state == "unknown"
     assert "GPU is lost" in line.says
+
+
+def test_a_finished_project_needs_no_room(project_copy: Callable[[], Path]) -> None:
+    host = FakeHost()
+    host.disks["/"] = Disk("4096 200000000 10 10000000 9000000")
+    (line,) = diagnose(scene_of(project_copy(), host), ["space"]).lines
+    assert (line.state, line.says) == ("ok", "41.0 kB free, low; nothing left to write")
 
 
 def test_a_look_changes_nothing(project_copy: Callable[[], Path]) -> None:

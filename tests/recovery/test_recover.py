@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from eyas.recovery.doctor import diagnose
 from eyas.recovery.executor import planned, recover
 from eyas.recovery.scene import Scene
+from eyas.report.overview import overview
 from eyas.stages.project import Project
 from eyas.store.ledger import Ledger
 from eyas.store.todos import history, read_phases
@@ -87,6 +88,11 @@ def test_history_tells_who_when_and_with_what_evidence(project_copy: Callable[[]
     assert all("eyas recover" in change.who and change.attempt == 2 and change.at for change in changes)
     assert "set aside" in changes[-1].evidence
     assert (phase.id, phase.outcome) == ("recovery-2", "recovered")
+    # the report's timeline has the incident with what mended it, and no todo of the ordinary course
+    told = overview(Project.open(root)).incidents
+    assert [i.kind for i in told] == ["todo"] * len(phase.todos)
+    (mended,) = [i.mended or "" for i in told if i.text.startswith("Mend the store")]
+    assert changes[-1].evidence == mended
 
 
 def test_killed_after_each_step_it_comes_to_the_same_end(
@@ -214,6 +220,30 @@ def test_a_lost_ledger_keeps_the_history_of_todos(project_copy: Callable[[], Pat
     kept = {todo.id.partition("/")[2]: (todo.status, todo.evidence) for todo in phases[0].todos}
     assert kept == first
     assert "ledger" in {todo.id.partition("/")[2] for todo in phases[1].todos}
+
+
+def test_new_samples_are_counted_from_when_the_run_is_resumed(project_copy: Callable[[], Path]) -> None:
+    """What the rebuilt ledger adopts was there before: it is no sign that the run works."""
+    root = project_copy()
+    with Ledger.open_read_only(root / "state" / "ledger.db") as ledger:
+        held = ledger.stored_counts()
+    first, *others = sorted(held)
+    os.truncate(root / "store" / "segments" / first, 100)
+    for path in (root / "state").glob("ledger.db*"):
+        path.unlink()
+    tools, before = bench(root, FakeHost(), FakeGpus()), []
+    start = tools.start_run
+
+    def noted(folder: Path, words: Sequence[str]) -> str:
+        before.append(tools.baseline_stored)
+        return start(folder, words)
+
+    tools.start_run = noted
+    assert not recover(tools).left
+    wait_until_idle(root)
+    assert before == [sum(held[name] for name in others)]
+    watched = todos_of(root)["watch"][1]
+    assert not any(name in watched for name in held), watched
 
 
 def test_a_stuck_writer_of_ours_is_ended(project_copy: Callable[[], Path]) -> None:

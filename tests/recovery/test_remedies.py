@@ -238,7 +238,7 @@ def test_a_silent_container_is_asked_through_its_host(
     evidence = todos_of(root)[f"service:{UNIT}"][1]
     steps = [
         f"systemctl stop {UNIT}: ",
-        "processes ended (SIGKILL)",
+        "1 process ended (SIGKILL)",
         "disable: ",
         "the container's host: pve: stop: done",
     ]

@@ -8,7 +8,9 @@ systemctl whose stop hangs; samples missing, a segment cut, a bit flipped.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -34,6 +36,7 @@ from eyas.store.todos import read_phases
 from eyas.targets.serving.records import ServerBook
 from tests.cli.command import eyas, eyas_process
 from tests.faults.small import command, mounted, remount, tmpfs
+from tests.hosts.driver import build_driver
 from tests.projects import measured, outcome
 from tests.recovery.conftest import make_at
 from tests.recovery.incident import UNIT, GpusOf, alive, rogue, wait_until_idle
@@ -89,7 +92,7 @@ def until_full_and_killed(root: Path, below: Path) -> None:
     remount(below, f"size={used + room}k")
     run = eyas_process("run", "--project", root, start_new_session=True)
     try:
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + 480
         # room comes in steps smaller than a segment: what stops the capture is the storage, not this loop
         while stored_segments(root) < 2 and run.poll() is None:
             assert time.monotonic() < deadline, "the run does not store anything"
@@ -204,6 +207,79 @@ def test_one_command_brings_the_incident_back(
         assert outcome(root) == expected
 
 
+@contextlib.contextmanager
+def member_of(unit: str, pid: int) -> Iterator[None]:
+    """Put a process into the control group that systemd would have made for its unit."""
+    with open("/proc/self/mounts") as mounts:
+        places = [line.split()[1] for line in mounts if line.split()[2] == "cgroup2"]
+    if not places:
+        pytest.skip("no control groups (version 2) to put the stray server into")
+    slice_ = Path(places[0]) / "system.slice"
+    was_there = slice_.exists()
+    group = slice_ / unit
+    try:
+        group.mkdir(parents=True)
+        (group / "cgroup.procs").write_text(str(pid))
+    except OSError as error:
+        pytest.skip(f"no control group can be made: {error}")
+    try:
+        yield
+    finally:
+        deadline = time.monotonic() + 10
+        while (group / "cgroup.procs").read_text() and time.monotonic() < deadline:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+        group.rmdir()
+        if not was_there:
+            slice_.rmdir()
+
+
+@pytest.mark.timeout(900)
+def test_the_command_alone_does_it_on_the_machine_itself(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is replaced inside of eyas: a driver, a control group and a systemctl are what it finds."""
+    if os.getuid() != 0:
+        pytest.skip("mounts need root")
+    expected = outcome(finished / "p")
+    root = make_at(tmp_path / "world", finished / "model")
+    (tmp_path / "nvml").mkdir()
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(build_driver(tmp_path / "nvml")))
+    with the_morning_after(root, tmp_path, monkeypatch) as morning, member_of(UNIT, morning.pid):
+        monkeypatch.setenv("FAKE_GPUS", ";".join([f"80000:75800:{morning.pid}"] * 8))
+        code, found, _ = command_line("doctor", "--json", "--project", root)
+        codes = {f["code"] for check in json.loads(found)["checks"] for f in check["findings"]}
+        assert code == 14
+        assert codes >= FOUND
+        # without permission the service stays as it is, and the person is told what to say
+        code, _, err = command_line("recover", "--dry-run", "--project", root)
+        assert (code, alive(morning.pid)) == (0, True)
+        assert f"next: eyas recover --yes-stop-services --project {root}" in err
+        code, out, err = command_line("recover", "--yes-stop-services", "--project", root)
+        print(out, err)
+        assert code == 0
+        assert not alive(morning.pid)
+        assert morning.unit.read_text() == "inactive masked\n"
+        assert re.search(r"^left      nothing$", out, re.M)
+        wait_until_idle(root, 600)
+        assert outcome(root) == expected
+        _, listed, _ = command_line("todo", "--all", "--json", "--project", root)
+        todos = [todo for todo in json.loads(listed)["todos"] if todo["id"].startswith("recovery-")]
+        assert {todo["status"] for todo in todos} == {"completed"}
+        assert all(todo["evidence"] for todo in todos)
+        code, found, _ = command_line("doctor", "--deep", "--json", "--project", root)
+        left = {f["code"] for check in json.loads(found)["checks"] for f in check["findings"]}
+        assert (code, left - {"on-wiped-filesystem"}) == (0, set()), found
+
+
+def command_line(*words: str | Path) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a verb in a process of its own."""
+    process = eyas_process(*words)
+    out, err = process.communicate(timeout=600)
+    return process.returncode, out, err
+
+
 SERVED = """[serve]
 command = ["{python}", "{engine}"]
 python = "{python}"
@@ -220,10 +296,14 @@ sha256_after = "{after}"
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("memory", ["left", "wiped"])
 def test_it_brings_a_run_through_servers_back(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    memory: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same with a server that eyas started, killed with the run; its dumps left, its source edited."""
+    """The same with a server that eyas started, killed with the run; its source is edited.
+
+    Its dumps lie there still, or shared memory was wiped with them.
+    """
     if os.getuid() != 0:
         pytest.skip("mounts need root")
     root, dumps = make_at(tmp_path / "world", finished / "model"), tmp_path / "memory"
@@ -241,16 +321,20 @@ def test_it_brings_a_run_through_servers_back(
         (server,) = ServerBook(root / "state" / "servers.json").read()
         assert (server.mode, server.process.alive) == ("capture", False)
         assert server.dump_dir is not None
-        (Path(server.dump_dir) / "never-taken.dump").write_bytes(b"states" * 100)
+        if memory == "left":
+            (Path(server.dump_dir) / "never-taken.dump").write_bytes(b"states" * 100)
+        else:
+            shutil.rmtree(dumps)
         codes = {finding.code for finding in diagnose(morning.scene()).findings}
-        assert codes >= {"server-ended", "dumps-stale"}
+        assert "server-ended" in codes
+        assert ("dumps-stale" in codes) == (memory == "left")
         assert not {code for code in codes if code.startswith("patch")}  # the edit survived, as it has to
         evidence = require_recovered(morning)
         assert "proven by a real request" in evidence["canary"] or "canary" in evidence["canary"]
         assert "stored samples come out the same" in evidence["continuity"]
         assert not Path(server.dump_dir).exists()
         aside = [path.name for path in (root / "set-aside").rglob("never-taken.dump")]
-        assert aside == ["never-taken.dump"]
+        assert aside == (["never-taken.dump"] if memory == "left" else [])
         assert ServerBook(root / "state" / "servers.json").read() == []
         assert hooks.read_text() == BEFORE  # restored when nothing was left to capture
         assert largest_difference(root, finished / "p") < 1e-4

@@ -57,7 +57,7 @@ def test_charts_are_valid_and_hold_what_the_files_hold(finished: Path) -> None:
     expected = {
         "lengths", "domains", "rate-regenerate", "rate-extract", "store-growth", "store-weight", "loss",
         "step-acceptance", "walk", "learning-rate", "gradient-norm", "speed", "data-wait", "by-domain",
-        "by-position", "against-plain", "timeline",
+        "by-position", "by-drafts", "by-place", "by-prompt", "against-plain", "timeline",
     }  # fmt: skip
     assert expected <= set(drawn)
     for chart in drawn.values():
@@ -73,6 +73,20 @@ def test_charts_are_valid_and_hold_what_the_files_hold(finished: Path) -> None:
         "all": measured["acceptance_length"],
         **{name: row["acceptance_length"] for name, row in measured["domains"].items()},
     }
+    walked = measured["prediction"]
+    (bars,) = drawn["by-drafts"].traces
+    assert bars["x"] == [str(row["num_drafts"]) for row in walked["rows"]] == [str(k) for k in range(1, 9)]
+    assert bars["y"] == [row["acceptance_length"] for row in walked["rows"]]
+    tops = [y + up for y, up in zip(bars["y"], bars["error_y"]["array"], strict=True)]
+    assert tops == pytest.approx([row["high"] for row in walked["rows"]])
+    bottoms = [y - down for y, down in zip(bars["y"], bars["error_y"]["arrayminus"], strict=True)]
+    assert bottoms == pytest.approx([row["low"] for row in walked["rows"]])
+    for id_, groups in (("by-place", walked["places"]), ("by-prompt", walked["prompt_lengths"])):
+        (bars,) = drawn[id_].traces
+        of_three = [next(row for row in group["rows"] if row["num_drafts"] == 3) for group in groups]
+        assert measured["num_drafts"] == 3
+        assert bars["y"] == [row["acceptance_length"] for row in of_three]
+        assert re.fullmatch(r"0 to \d+|from 0", bars["x"][0])
     stored = sum(p.stat().st_size for p in (finished / "store" / "segments").glob("*.safetensors"))
     assert drawn["store-growth"].traces[0]["y"][-1] == stored
     assert sum(drawn["lengths"].traces[0]["y"]) == len(eyas_ids(finished))
@@ -95,6 +109,9 @@ def test_markdown_tells_the_same(finished: Path) -> None:
     assert f"{measured['acceptance_length']:.3f} tokens per target forward" in done.out
     for name, row in measured["domains"].items():
         assert re.search(rf"\| {name} \| {row['num_prompts']} \| {row['acceptance_length']:.3f} \|", done.out)
+    for row in measured["prediction"]["rows"]:
+        text = f"{row['acceptance_length']:.3f} \\| {row['low']:.3f} to {row['high']:.3f}"
+        assert re.search(rf"\| chain of {row['num_drafts']} \| {text} \|", done.out)
     for title in (
         "Now",
         "Data",
@@ -137,6 +154,7 @@ def test_every_phase_has_a_report(fresh: Path, finished: Path, tmp_path: Path) -
     view = overview(Project.open(fresh))
     assert "Nothing was run yet." in markdown(view)
     assert "Nothing is prepared yet." in body(view)
+    assert overview(Project.open(finished)).incidents == ()  # its todos are the ordinary course of things
     killed = Path(shutil.copytree(finished, tmp_path / "killed", symlinks=True))
     log = killed / "logs" / "attempt-0001" / "events.jsonl"
     lines = log.read_text().splitlines()
@@ -162,6 +180,7 @@ def test_it_draws_in_a_browser_light_dark_and_on_a_phone(written: Path, finished
                 assert seen.wait_until_drawn() == count
                 assert seen.drawn_charts() == count
                 assert seen.overflow() == 0
+                assert seen.cut_off() == []
                 assert seen.faults == []
                 assert [url for url in seen.requests if not url.startswith(("file:", "data:", "blob:"))] == []
                 backgrounds.add(seen.background())

@@ -150,6 +150,18 @@ def test_lines_fit_the_width(running: Path) -> None:
         assert all(len(line) <= width for line in status_lines(view, width))
 
 
+def test_a_lost_ledger_is_named(copy: Path) -> None:
+    for path in (copy / "state").glob("ledger.db*"):
+        path.unlink()
+    view = look(copy)
+    assert [p for p in view["problems"] if "ledger" in p] == [
+        "extract: the ledger is gone; eyas run rebuilds it from the segments"
+    ]
+    assert view["next_command"].startswith("eyas run")
+    assert eyas("run", "--project", copy).code == 0
+    assert look(copy)["problems"] == []
+
+
 def test_half_broken_folders_are_still_shown(finished: Path, tmp_path: Path) -> None:
     """Each file that status reads is emptied, cut, overwritten, removed or made a folder."""
     seed, shown, refused = 11, 0, 0

@@ -70,7 +70,7 @@ def test_waits_only_for_samples_that_failed(ledger: Ledger, clock: Clock) -> Non
     ledger.fail_sample("a" * 32, "not finite", None, 3)
     wait_to_retry(ledger, 2, 5.0, said, StopFlag())
     assert clock.now == pytest.approx(10.0)
-    assert "1 samples failed" in said.lines[0]
+    assert "1 sample failed" in said.lines[0]
     assert "not finite" in said.lines[0]
     assert "10 s" in said.lines[0]
 

@@ -150,6 +150,17 @@ def test_checkpoints_beyond_the_kept_ones(layout: Layout, best: int | str | None
     assert steps == left
 
 
+def test_a_newest_checkpoint_that_lacks_its_validation_does_not_count(layout: Layout) -> None:
+    """Training goes on from it only to replace it: the one before stands in, as the trainer keeps it."""
+    for step in range(5):
+        about = {"step": step, "unvalidated": step == 4}
+        with sealed_folder(layout.checkpoints / f"step-{step:08d}", about) as folder:
+            (folder / "state.json").write_text('{"best": {"step": 0}}')
+    with Ledger.open(layout.ledger) as ledger:
+        remove(layout, ledger, find_removable(layout, ledger, 1))
+    assert sorted(int(path.name[5:]) for path in layout.checkpoints.glob("step-*")) == [0, 3, 4]
+
+
 def _compact_and_clear(layout: Layout) -> None:
     with Ledger.open(layout.ledger) as ledger:
         scrub.repair(layout, ledger, scrub.quick(layout, ledger))

@@ -251,7 +251,7 @@ def test_missing_damaged_and_newer_ledgers(tmp_path: Path) -> None:
     path.unlink()
 
     with Ledger.open(path) as ledger:
-        ledger.set_meta("format", "2")
+        ledger.set_meta("format", "3")
     for opener in (Ledger.open, Ledger.open_read_only):
         with pytest.raises(FormatTooNew):
             opener(path)

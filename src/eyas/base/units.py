@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _BYTE_FACTORS = {
@@ -41,9 +42,45 @@ def format_count(count: float) -> str:
     return f"{count:,.0f}"
 
 
-def counted(count: int, noun: str) -> str:
-    """A count with its noun: ``1 file``, ``3 files``."""
-    return f"{format_count(count)} {noun}{'' if count == 1 else 's'}"
+def format_amount(count: float, unit: str) -> str:
+    """A count with its unit: ``1,234 tokens``; bytes as people read them: ``6.9 MB``."""
+    return format_bytes(count) if unit == "bytes" else f"{format_count(count)} {unit}"
+
+
+def format_rate(rate: float, unit: str) -> str:
+    """Units per second: ``9,768/s``, ``0.42/s``; of bytes ``210.4 MB/s``."""
+    if unit == "bytes":
+        return f"{format_bytes(rate)}/s"
+    return f"{format_count(rate) if rate >= 10 else f'{rate:.2f}'}/s"
+
+
+def format_numbers(numbers: Mapping[str, object]) -> str:
+    """Named numbers as one line: ``captured 79, tokens 4,373, 3.6 MB, 9,768 tokens/s, set aside 0``.
+
+    A name says its unit: ``bytes`` and ``X_per_second``; any other stands before its number.
+    """
+    return ", ".join(_named(name, value) for name, value in numbers.items())
+
+
+def _named(name: str, value: object) -> str:
+    words = name.replace("_", " ")
+    if isinstance(value, Mapping):
+        return f"{words} {' '.join(_named(key, count) for key, count in value.items())}"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return f"{words} {value}"
+    if name == "bytes":
+        return format_bytes(value)
+    if name.endswith("_per_second"):
+        unit = words.removesuffix(" per second")
+        return f"{format_rate(value, unit).removesuffix('/s')} {unit}/s"
+    if isinstance(value, int) or value.is_integer() or abs(value) >= 1000:
+        return f"{words} {format_count(value)}"
+    return f"{words} {value:.4g}"
+
+
+def counted(count: int, noun: str, nouns: str = "") -> str:
+    """A count with its noun: ``1 file``, ``3 files``; ``nouns`` where an s is not all."""
+    return f"{format_count(count)} {noun if count == 1 else nouns or f'{noun}s'}"
 
 
 def format_seconds(seconds: float) -> str:

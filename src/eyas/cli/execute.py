@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from eyas.base.errors import EyasError
-from eyas.base.units import format_seconds
+from eyas.base.units import counted, format_numbers, format_seconds
 from eyas.cli.common import Common
 from eyas.cli.notifying import watch_from_outside
 from eyas.cli.output import next_command, note, print_json, table
@@ -46,7 +46,7 @@ def execute(
         return _follow(project, place, stages, dry_run)
     if dry_run:
         steps = plan(project, stages, redo)
-        found = None if all(step.action == "skip" for step in steps) else forecast(project)
+        found = None if all(step.action == "skip" for step in steps) else forecast(project, exact=True)
         _print_plan(steps, found, common)
         return 0
     if detach:
@@ -123,22 +123,17 @@ def _print_result(result: RunResult, common: Common, seconds: float, project: Pr
         )
         return
     for name in result.ran:
-        numbers = ", ".join(f"{key} {_cell(value)}" for key, value in result.numbers[name].items())
-        note(f"{name}: {numbers}" if numbers else f"{name}: done")
+        note(f"{name}: {format_numbers(result.numbers[name]) or 'done'}", indent=2)
     if not result.ran:
         note("everything was done already")
     note(f"took {format_seconds(seconds)}")
     if result.num_set_aside:
-        note(f"{result.num_set_aside} samples are set aside; eyas status names them")
+        verb = "is" if result.num_set_aside == 1 else "are"
+        names = f"eyas status{common.suffix} names them"
+        note(f"{counted(result.num_set_aside, 'sample')} {verb} set aside; {names}")
         next_command(f"eyas extract --retry-failed{common.suffix}")
     else:
         next_command(project_status(project, common.suffix).next_command)
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, dict):
-        return " ".join(f"{key} {_cell(count)}" for key, count in value.items())
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _detach(project: Project, verb: str, common: Common) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import sys
 import traceback
+from importlib import import_module
 from pathlib import Path
 
 from cyclopts import App, CycloptsError, Group, Parameter
@@ -91,22 +93,28 @@ PROJECT_VERBS = tuple(verb for verb in VERB_NAMES if verb not in ("init", "inspe
 """Those that are about a project."""
 
 
-def build_app() -> App:
-    """The tree of verbs; each module is imported only when its verb is called."""
+def build_app(explained: str = "") -> App:
+    """The tree of verbs; each module is imported only when its verb is called.
+
+    Args:
+        explained: the verb whose own text stands in its help, not the line that stands for it in lists.
+    """
     app = App(
         name="eyas",
         help="Train EAGLE-3 draft models; kill it anywhere, lose nothing.",
         version=__version__,
         help_format="plaintext",
-        default_parameter=Parameter(negative=()),
+        default_parameter=Parameter(negative=(), show_default=_shown_default),
         result_action="return_value",
     )
     for order, (name, (place, summary, group)) in enumerate(_VERBS.items()):
-        app.command(f"eyas.cli.verbs.{place}", name=name, help=summary, group=group, sort_key=order)
+        text = _own_text(place) if name == explained else summary
+        app.command(f"eyas.cli.verbs.{place}", name=name, help=text, group=group, sort_key=order)
     for group_name, (summary, verbs) in _GROUPS.items():
         inner = App(name=group_name, help=summary, group=EXPERT)
         deeper: dict[str, App] = {}
-        for order, (name, (place, text)) in enumerate(verbs.items()):
+        for order, (name, (place, line)) in enumerate(verbs.items()):
+            text = _own_text(place) if f"{group_name} {name}" == explained else line
             first, _, second = name.partition(" ")
             parent = inner
             if second:
@@ -119,6 +127,19 @@ def build_app() -> App:
     return app
 
 
+def _own_text(place: str) -> str:
+    """What a verb says of itself, without its options; a paragraph is one line, for any width."""
+    module, _, name = place.partition(":")
+    text = inspect.getdoc(getattr(import_module(f"eyas.cli.verbs.{module}"), name)) or ""
+    paragraphs = text.partition("\nArgs:")[0].strip().split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+def _shown_default(value: object) -> str | None:
+    """A default as the help shows it; an option that is off, or takes nothing, needs no word about it."""
+    return None if value is None or value is False or value in ((), "") else str(value)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run one verb and leave with its exit code."""
     words = sys.argv[1:] if arguments is None else arguments
@@ -127,7 +148,8 @@ def main(arguments: list[str] | None = None) -> None:
         name = wanted_host(words)
         if name is not None and (done := _elsewhere(words, name)) is not None:
             sys.exit(done)
-        code = build_app()(words, exit_on_error=False, print_error=False)
+        asked = _verb(words).strip() if {"--help", "-h"} & set(words) else ""
+        code = build_app(asked)(words, exit_on_error=False, print_error=False)
     except CycloptsError as error:
         usage = UsageError(" ".join(str(error).split()), hint=f"eyas {_verb(words)}--help")
         print_error(usage, as_json)

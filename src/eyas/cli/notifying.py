@@ -77,11 +77,18 @@ class Watched:
 
 
 def watch(
-    open_project: Callable[[], Project], send: Send, *, suffix: str, every: float, run: Watched | None
+    open_project: Callable[[], Project],
+    send: Send,
+    *,
+    suffix: str,
+    every: float,
+    run: Watched | None,
+    ready: Callable[[], None],
 ) -> None:
     """Look at a project again and again and send what changed.
 
     Args:
+        ready: called after the first look: what changes from now on is told.
         every: seconds between two looks.
         run: end when this process is gone; None goes on for ever.
     """
@@ -90,6 +97,7 @@ def watch(
     if run is not None and before.num_attempts > run.attempts:
         # it was quicker than this process was to start: its end is still to be told
         before = replace(before, running=None, last_attempt=None)
+    ready()
     while True:
         is_over = run is not None and (not started or process_start_ticks(run.pid) != started)
         after = project_status(open_project(), suffix)

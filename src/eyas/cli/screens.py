@@ -9,9 +9,9 @@ from eyas.base.units import format_bytes, format_count, format_seconds
 from eyas.report.now import LastAttempt, Running
 from eyas.report.server_status import server_text
 from eyas.report.stage_status import StageStatus
-from eyas.report.status import Failure, ProjectStatus
+from eyas.report.status import Failure, ProjectStatus, Waves
 from eyas.report.training_status import TrainingStatus
-from eyas.report.words import at_minute, time_left_text
+from eyas.report.words import at_minute, count_text, done_text, ended_text, rate_text, time_left_text
 
 _SHOWN_PROBLEMS, _SHOWN_FAILURES, _SHOWN_FILES, _SHOWN_MESSAGES = 8, 5, 3, 2
 _MARKS = {"done": "+", "skipped": "-", "partial": "~", "pending": ".", "waiting": ".", "stale": "!"}
@@ -40,6 +40,8 @@ def status_lines(view: ProjectStatus, width: int = 80) -> list[str]:
     lines += _set_aside_lines(view)
     lines += _block("todo", [*view.open_todos[:3]])
     lines += _disk_lines(view)
+    if view.waves is not None:
+        lines += _wave_lines(view.waves)
     if view.running is not None and view.then:
         lines += _block("then", [", ".join(view.then)])
     return [part for line in lines for part in _wrapped(line, width)]
@@ -59,20 +61,6 @@ def _stage_table(view: ProjectStatus) -> list[str]:
 
 
 def _stage_cells(stage: StageStatus, is_running: bool) -> list[str]:
-    count = ""
-    if stage.total is not None and stage.state not in ("waiting", "skipped"):
-        whole = stage.done == stage.total
-        unit = stage.unit.removesuffix("s") if stage.done == 1 else stage.unit
-        count = (
-            f"{format_count(stage.done)} {unit}"
-            if whole
-            else f"{format_count(stage.done)} of {format_count(stage.total)} {stage.unit}"
-        )
-        if not whole and stage.total:
-            count += f" {100 * stage.done / stage.total:.0f}%"
-    length = stage.detail.get("acceptance_length")
-    if stage.name == "evaluate" and isinstance(length, int | float):
-        count += f", length {length:.2f}"
     if is_running:
         mark, state = ">", "running"
     else:
@@ -80,7 +68,7 @@ def _stage_cells(stage: StageStatus, is_running: bool) -> list[str]:
     return [
         f"{mark} {stage.name}",
         state,
-        count,
+        count_text(stage),
         "" if stage.samples is None else format_count(stage.samples),
         "" if stage.tokens is None else format_count(stage.tokens),
         format_bytes(stage.bytes) if stage.bytes else "",
@@ -93,12 +81,9 @@ def _running_lines(running: Running) -> list[str]:
     ]
     if running.stage:
         share = f" ({100 * running.done / running.total:.0f}%)" if running.total else ""
-        lines.append(
-            f"{running.stage}: {running.label} {format_count(running.done)} of "
-            f"{format_count(running.total)} {running.unit}{share}"
-        )
-        rate = f"{_rate(running.rate)} {running.unit}/s" if running.rate else "no rate yet"
-        lines.append(", ".join([rate, *([left] if (left := time_left_text(running)) else [])]))
+        lines.append(f"{running.stage}: {done_text(running)}{share}")
+        lines.append(", ".join([rate_text(running), *([left] if (left := time_left_text(running)) else [])]))
+        lines += [f"beside it {beside.stage}: {done_text(beside)}" for beside in running.beside]
     else:
         lines.append("starting")
     if running.silent_seconds is not None:
@@ -112,21 +97,13 @@ def _attempt_lines(last: LastAttempt | None, count: int) -> list[str]:
     if last.outcome == "running":
         return _block("attempts", [f"{count}, {last.name} runs"])
     ago = "" if last.last_event_seconds is None else f", {format_seconds(last.last_event_seconds)} ago"
-    ended = {
-        "unfinished": "did not end by itself (killed, or the machine went down)",
-        "done": "ended well",
-        "Stopped": "was stopped, state saved",
-    }
-    lines = [f"{last.name} {ended.get(last.outcome, f'ended with {last.outcome}')}{ago}"]
-    if last.what and last.outcome not in ended:
-        lines.append(last.what)
-    return _block("attempts", lines)
+    return _block("attempts", [f"{last.name} {ended_text(last.outcome, last.what)}{ago}"])
 
 
 def _training_lines(training: TrainingStatus) -> list[str]:
     lines = []
     if training.step is not None and training.loss is not None:
-        lines.append(f"step {format_count(training.step)}, loss {training.loss:.3f}")
+        lines.append(f"step {format_count(training.step)}, loss {training.loss:.3f} (all draft steps)")
     if training.checkpoint is not None:
         age = training.checkpoint_seconds
         lines.append(f"{training.checkpoint}{'' if age is None else f', {format_seconds(age)} old'}")
@@ -134,10 +111,10 @@ def _training_lines(training: TrainingStatus) -> list[str]:
         numbers = []
         if training.validation_acceptance_length is not None:
             numbers.append(f"acceptance length {training.validation_acceptance_length:.2f}")
-        if training.validation_loss is not None:
-            numbers.append(f"loss {training.validation_loss:.3f}")
         if training.validation_top1 is not None:
             numbers.append(f"top-1 {training.validation_top1:.1%}")
+        if training.validation_loss is not None:
+            numbers.append(f"loss {training.validation_loss:.3f} (draft step 0)")
         lines.append(f"validation at step {format_count(training.validation_step)}: {', '.join(numbers)}")
     return _block("drafter", lines)
 
@@ -173,12 +150,24 @@ def _disk_lines(view: ProjectStatus) -> list[str]:
     return _block("disk", [text])
 
 
+def _wave_lines(waves: Waves) -> list[str]:
+    """``3 of 7 waves are over: 5 samples on disk, 9 released`` and the store against its bound."""
+    over = (
+        ""
+        if waves.waves is None
+        else f"{format_count(waves.waves_over or 0)} of {format_count(waves.waves)} waves are over: "
+    )
+    return _block(
+        "waves",
+        [
+            f"{over}{format_count(waves.stored)} samples on disk, {format_count(waves.released)} released",
+            f"store {format_bytes(waves.store_bytes)}, store.max_bytes {format_bytes(waves.max_bytes)}",
+        ],
+    )
+
+
 def _block(label: str, lines: list[str]) -> list[str]:
     return [f"{label if i == 0 else '':<{_INDENT}}{line}" for i, line in enumerate(lines)]
-
-
-def _rate(rate: float) -> str:
-    return format_count(rate) if rate >= 10 else f"{rate:.2g}"
 
 
 def _wrapped(line: str, width: int) -> list[str]:

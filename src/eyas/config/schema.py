@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from eyas.base.units import parse_bytes
 from eyas.config.machines import HostConfig, NotifyConfig, RecoveryConfig
 from eyas.config.section import Dtype, Fraction, Positive, Section, Size
 from eyas.config.servers import ClientConfig, ServeConfig
@@ -100,6 +101,17 @@ class StoreConfig(Section):
     """A segment closes at this size, in MiB."""
     segment_seconds: Annotated[float, Field(gt=0)] = 5.0
     """... or this long after its first sample."""
+    max_bytes: Size | None = None
+    """Largest size of the store; none or 0: no bound. With a bound, samples are captured in waves of about
+    half the room, trained, and released, so that training begins while states are still captured."""
+    recapture: bool = False
+    """With a bound: ``false`` trains a wave for all epochs before it is released; ``true`` captures every
+    sample anew in each epoch, which mixes better and costs ``train.epochs`` times the captures."""
+
+    @property
+    def bound_bytes(self) -> int | None:
+        """The bound in bytes; None without one."""
+        return parse_bytes(self.max_bytes) or None if self.max_bytes is not None else None
 
 
 class DiskConfig(Section):
@@ -276,6 +288,16 @@ class EyasConfig(Section):
     serve: ServeConfig = ServeConfig()
     client: ClientConfig = ClientConfig()
     notify: NotifyConfig = NotifyConfig()
+
+    @model_validator(mode="after")
+    def _bound_fits_budget(self) -> EyasConfig:
+        bound, budget = self.store.bound_bytes, self.disk.budget
+        if bound is not None and budget is not None and bound > parse_bytes(budget):
+            raise ValueError(
+                f"store.max_bytes ({self.store.max_bytes}) is more than disk.budget ({budget}) allows "
+                "the whole project: the run would pause for ever"
+            )
+        return self
 
     @model_validator(mode="after")
     def _answers_fit(self) -> EyasConfig:

@@ -32,6 +32,8 @@ from eyas.drafter.vocabulary import DraftVocabulary, write_vocabulary
 from eyas.drafter.world import World
 
 FORMAT = 2
+WAVES_FORMAT = 3
+"""Of checkpoints that know of waves; an older eyas must not take them for damaged."""
 MODEL_NAME = "model.safetensors"
 OPTIMIZER_NAME = "optimizer.safetensors"
 STATE_NAME = "state.json"
@@ -55,6 +57,7 @@ class TrainingState:
         unvalidated: the validation that is due at this step has not been done: the run was stopped before.
         recent_losses: of the last good steps, newest last (see `eyas.drafter.guards`).
         counters: how often each kind of trouble was met.
+        waves_over: waves of samples that are over after ``step``; None when all samples are there throughout.
     """
 
     step: int
@@ -73,6 +76,14 @@ class TrainingState:
     recent_losses: list[float] = field(default_factory=list)
     unvalidated: bool = False
     format: int = FORMAT
+    waves_over: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """What is written; without a word of waves where there are none."""
+        fields = asdict(self)
+        if self.waves_over is None:
+            del fields["waves_over"]
+        return fields
 
 
 @dataclass(frozen=True)
@@ -117,13 +128,19 @@ def save_checkpoint(
         "total_steps": state.total_steps,
         "recipe_hash": state.recipe_hash,
         "unvalidated": state.unvalidated,
+        **({} if state.waves_over is None else _about_waves(state)),
     }
     with sealed_folder(path, about) as temporary:
         save_file(snapshot.model, str(temporary / MODEL_NAME), metadata={"format": "pt"})
         save_file(snapshot.optimizer, str(temporary / OPTIMIZER_NAME))
         write_vocabulary(temporary, vocabulary)
-        (temporary / STATE_NAME).write_text(json.dumps(asdict(state), indent=2) + "\n", encoding="utf-8")
+        (temporary / STATE_NAME).write_text(json.dumps(state.as_dict(), indent=2) + "\n", encoding="utf-8")
     return path
+
+
+def _about_waves(state: TrainingState) -> dict[str, Any]:
+    """What the store asks a checkpoint when it releases samples: which waves, and how many are over."""
+    return {"waves": state.recipe["waves"], "waves_over": state.waves_over}
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -136,9 +153,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
     require_seal(path)
     try:
         values = json.loads((path / STATE_NAME).read_text(encoding="utf-8"))
-        if values["format"] > FORMAT:
+        if values["format"] > WAVES_FORMAT:
             raise FormatTooNew(
-                f"a checkpoint has format {values['format']}, this eyas knows {FORMAT}", where=path
+                f"a checkpoint has format {values['format']}, this eyas knows {WAVES_FORMAT}", where=path
             )
         state = TrainingState(**values)
         DrafterShape.from_dict(state.shape)

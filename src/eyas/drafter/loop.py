@@ -26,6 +26,7 @@ class TrainingLoop:
 
     Attributes:
         state: moves on with the steps; the same in every process.
+        limit: the step at which to end: that of the plan, or the end of a wave.
         keeper: writes checkpoints; used by the first process only.
         saved: the step of the newest checkpoint; -1 when there is none.
         record: writes a row of metrics; does nothing beside the first process.
@@ -33,6 +34,7 @@ class TrainingLoop:
 
     state: TrainingState
     plan: TrainingPlan
+    limit: int
     settings: TrainSettings
     parallel: Parallel
     stepper: Stepper
@@ -51,7 +53,7 @@ class TrainingLoop:
         self._validation_steps = self.plan.validation_steps(self.settings.validations) if held_out else set()
 
     def run(self, batches: Iterator[ReadyStep]) -> None:
-        """Train to the end.
+        """Train to the limit.
 
         Args:
             batches: the steps that are left, made ready.
@@ -77,7 +79,7 @@ class TrainingLoop:
         while True:
             self._validate()
             signal, due = self._world.highest([self.stop.signal_number or 0, float(self._save_is_due())])
-            done = self.state.step == len(self.plan.steps)
+            done = self.state.step == self.limit
             if signal or due or done:
                 self._save()
             if signal or done:
@@ -95,6 +97,7 @@ class TrainingLoop:
         """One optimizer step, or the skipping of it."""
         started, state = time.monotonic(), self.state
         num_tokens = self.plan.step_tokens(ready.planned)
+        planned_tokens = self.plan.step_tokens(self.plan.steps[state.step])  # of samples set aside as well
         rate = self.settings.rate(state.step, len(self.plan.steps))
         outcome = self.stepper.take(ready, rate)
         if outcome is None:
@@ -102,6 +105,8 @@ class TrainingLoop:
         state.step += 1
         state.tokens += num_tokens
         state.epoch, state.place = self._next_place(state.step)
+        if state.waves_over is not None:
+            state.waves_over = self.plan.waves_over(state.step)
         if outcome.moved:
             seconds = time.monotonic() - started
             self.record(
@@ -117,15 +122,15 @@ class TrainingLoop:
                 tokens_per_second=num_tokens / max(seconds + waited, 1e-9),
                 data_wait_seconds=waited,
             )
-            self.progress.advance(num_tokens, loss=outcome.loss, step=state.step)
+            self.progress.advance(planned_tokens, loss=outcome.loss, step=state.step)
             self._guards.good(outcome.loss, ready.planned.samples)
             for samples in outcome.unsupervised:
                 self._guards.unsupervised_batch(samples)
             return
-        self.progress.advance(num_tokens, step=state.step)
+        self.progress.advance(planned_tokens, step=state.step)
         if outcome.reason:
             self._guards.not_finite(outcome.reason, outcome.culprits)
-        else:
+        elif ready.planned.samples:
             self._guards.no_supervision(ready.planned.samples)
 
     def _next_place(self, step: int) -> tuple[int, int]:

@@ -6,6 +6,7 @@ the target's own: frozen, not a parameter and not saved.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,9 +18,20 @@ from eyas.drafter.attention import plan_attention, step_attention
 from eyas.drafter.batch import PackedBatch
 from eyas.drafter.rope import RotaryPositions, rotate
 from eyas.drafter.shape import DrafterShape
+from eyas.drafter.shared_weight import SharedWeights
 
 INITIAL_STD = 0.02
 """Standard deviation of initial matrices, as in Llama."""
+
+
+Product = Callable[[nn.Linear, Tensor], Tensor]
+"""How an input is multiplied with a layer's weight."""
+
+
+def alone(layer: nn.Linear, x: Tensor) -> Tensor:
+    """The layer's own product."""
+    output: Tensor = layer(x)
+    return output
 
 
 class RmsNorm(nn.Module):
@@ -103,9 +115,9 @@ class Mlp(nn.Module):
         self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
         self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        hidden: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        return hidden
+    def forward(self, x: Tensor, product: Product = alone) -> Tensor:
+        gated = F.silu(product(self.gate_proj, x)) * product(self.up_proj, x)
+        return product(self.down_proj, gated)
 
 
 class Midlayer(nn.Module):
@@ -119,10 +131,10 @@ class Midlayer(nn.Module):
         self.self_attn = Attention(shape)
         self.mlp = Mlp(shape)
 
-    def finish(self, feature: Tensor, attended: Tensor) -> Tensor:
+    def finish(self, feature: Tensor, attended: Tensor, product: Product = alone) -> Tensor:
         """Output of the layer from its residual and what attention gave ``[..., heads, D]``."""
-        hidden = feature + self.self_attn.o_proj(attended.flatten(-2))
-        output: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        hidden = feature + product(self.self_attn.o_proj, attended.flatten(-2))
+        output: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden), product)
         return output
 
 
@@ -199,8 +211,9 @@ class EagleDrafter(nn.Module):
         embedding's part of the projections is made once: step j of row t reads the same token as step
         0 of row t + j.
         """
-        projections = _Projections(self.midlayer.self_attn, self.shape)
         feature = self.combine(batch.aux)
+        shared = SharedWeights(feature.dtype)
+        projections = _Projections(self.midlayer.self_attn, self.shape, shared)
         embedded = self.embed(batch.next_tokens, feature.dtype)
         normed_feature = self.midlayer.hidden_norm(feature)
         rows = batch.query_rows_on_device
@@ -244,7 +257,7 @@ class EagleDrafter(nn.Module):
                 key.dtype,
             )
             attended = step_attention(_turned(query, cosine, sine), key, value, own_key, own_value, plan)
-            normed, feature = self.feedback(self.midlayer.finish(feature, attended))
+            normed, feature = self.feedback(self.midlayer.finish(feature, attended, shared))
             heads.append(normed)
         return heads
 
@@ -252,19 +265,19 @@ class EagleDrafter(nn.Module):
 class _Projections:
     """Query, key and value weights, split into the token's and the feature's half."""
 
-    def __init__(self, attention: Attention, shape: DrafterShape) -> None:
-        self._shape = shape
+    def __init__(self, attention: Attention, shape: DrafterShape, shared: SharedWeights) -> None:
+        self._shape, self._shared = shape, shared
         key_value = torch.cat((attention.k_proj.weight, attention.v_proj.weight))
         self._query = attention.q_proj.weight.chunk(2, dim=1)
         self._key_value = key_value.chunk(2, dim=1)
 
     def query(self, x: Tensor, *, token: bool) -> Tensor:
         """``[n, heads, D]``, not turned yet."""
-        return by_head(F.linear(x, self._query[0 if token else 1]), self._shape.head_dim)
+        return by_head(self._shared.product(self._query[0 if token else 1], x), self._shape.head_dim)
 
     def key_value(self, x: Tensor, *, token: bool) -> Tensor:
         """Keys, then values: ``[n, 2 G, D]``, not turned yet."""
-        return by_head(F.linear(x, self._key_value[0 if token else 1]), self._shape.head_dim)
+        return by_head(self._shared.product(self._key_value[0 if token else 1], x), self._shape.head_dim)
 
 
 def by_head(x: Tensor, width: int) -> Tensor:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Schedule = Literal["cosine", "wsd"]
@@ -65,12 +65,29 @@ def pack_by_tokens(ids: Sequence[str], lengths: dict[str, int], budget: int) -> 
 
 
 @dataclass(frozen=True)
+class TrainedWave:
+    """Samples that are there at the same time, and what is trained on them before they go.
+
+    Args:
+        passes: each epoch, and the share of these samples that it takes, by tokens.
+    """
+
+    ids: tuple[str, ...]
+    passes: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
 class PlannedStep:
-    """One optimizer step: an epoch, its place in it, and the batches that make it up."""
+    """One optimizer step: an epoch, its place in it (or in the wave's part of it), and its batches."""
 
     epoch: int
     place: int
     batches: tuple[tuple[str, ...], ...]
+
+    def only(self, there: Collection[str]) -> PlannedStep:
+        """The step without samples that are not ``there``; it may have no batch."""
+        batches = (tuple(name for name in batch if name in there) for batch in self.batches)
+        return replace(self, batches=tuple(batch for batch in batches if batch))
 
     @property
     def samples(self) -> list[str]:
@@ -125,24 +142,39 @@ class TrainingPlan:
     Args:
         lengths: tokens of each training sample.
         epochs: passes; a fraction takes the first batches of the last epoch's order, by tokens.
+        waves: samples that are there one wave after the other; they say the epochs then. No step holds
+            samples of two waves.
     """
 
     def __init__(
-        self, lengths: dict[str, int], *, epochs: float, batch_tokens: int, accumulate: int, seed: int
+        self,
+        lengths: dict[str, int],
+        *,
+        epochs: float,
+        batch_tokens: int,
+        accumulate: int,
+        seed: int,
+        waves: Sequence[TrainedWave] | None = None,
     ) -> None:
         self.lengths = lengths
         self._batch_tokens, self._accumulate, self._seed = batch_tokens, accumulate, seed
-        whole = math.floor(epochs)
-        shares = [1.0] * whole + ([epochs - whole] if epochs > whole else [])
+        if waves is None:
+            whole = math.floor(epochs)
+            shares = [1.0] * whole + ([epochs - whole] if epochs > whole else [])
+            waves = [TrainedWave(tuple(self.lengths), tuple(enumerate(shares)))]
         self.steps: list[PlannedStep] = []
-        for epoch, share in enumerate(shares):
-            self.steps += self._epoch(epoch, share)
+        self.wave_ends: list[int] = []
+        """Steps that are done when each wave is over."""
+        for wave in waves:
+            for epoch, share in wave.passes:
+                self.steps += self._epoch(wave.ids, epoch, share)
+            self.wave_ends.append(len(self.steps))
 
-    def _epoch(self, epoch: int, share: float) -> list[PlannedStep]:
-        order = epoch_order(list(self.lengths), self._seed, epoch)
+    def _epoch(self, ids: Sequence[str], epoch: int, share: float) -> list[PlannedStep]:
+        order = epoch_order(ids, self._seed, epoch)
         batches = pack_by_tokens(order, self.lengths, self._batch_tokens)
         if share < 1:
-            wanted, taken, count = share * sum(self.lengths.values()), 0, 0
+            wanted, taken, count = share * self.num_tokens(ids), 0, 0
             while count < len(batches) and taken < wanted:
                 taken += self.num_tokens(batches[count])
                 count += 1
@@ -152,6 +184,10 @@ class TrainingPlan:
             group = tuple(tuple(batch) for batch in batches[start : start + self._accumulate])
             steps.append(PlannedStep(epoch, start // self._accumulate, group))
         return steps
+
+    def waves_over(self, step: int) -> int:
+        """How many waves are over after so many steps."""
+        return sum(end <= step for end in self.wave_ends)
 
     def num_tokens(self, ids: Sequence[str]) -> int:
         """Tokens of some samples."""

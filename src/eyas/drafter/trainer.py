@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +19,8 @@ from eyas.base.hashing import recipe_differences, recipe_hash
 from eyas.base.progress import Progress
 from eyas.base.stop import StopFlag
 from eyas.drafter.checkpoint import (
+    FORMAT,
+    WAVES_FORMAT,
     Checkpoint,
     SetAside,
     TrainingState,
@@ -33,7 +35,7 @@ from eyas.drafter.loop import TrainingLoop
 from eyas.drafter.model import EagleDrafter
 from eyas.drafter.parallel import Parallel, Sharding
 from eyas.drafter.passes import BatchPasses
-from eyas.drafter.schedule import TrainingPlan
+from eyas.drafter.schedule import TrainedWave, TrainingPlan
 from eyas.drafter.settings import TrainSettings
 from eyas.drafter.snapshot import spread_weights
 from eyas.drafter.source import SampleSource, prepared_ahead, sample_costs
@@ -59,6 +61,23 @@ class TrainingPlace:
 
 
 @dataclass(frozen=True)
+class WaveTurn:
+    """Training on one wave of samples, of several that are there one after the other.
+
+    Attributes:
+        waves: all of them.
+        number: of the wave that is there now; their count when all are over.
+        lengths: tokens of every sample of any wave.
+        digest: identity of ``waves``.
+    """
+
+    waves: Sequence[TrainedWave]
+    number: int
+    lengths: Mapping[str, int]
+    digest: str
+
+
+@dataclass(frozen=True)
 class TrainingResult:
     """What a finished run leaves: its last state and checkpoint, its best one, and how much it trained."""
 
@@ -80,6 +99,7 @@ class Trainer:
         world: the processes that train together, each with a trainer of the same samples and settings;
             only the first reads and writes ``place``. None: this process alone.
         sharding: how they divide the drafter.
+        turn: train only the wave that is there; ``samples`` are those of it that could be captured.
 
     Raises:
         DataError: there is nothing to train on.
@@ -100,13 +120,14 @@ class Trainer:
         stop: StopFlag,
         world: World | None = None,
         sharding: Sharding = "ddp",
+        turn: WaveTurn | None = None,
     ) -> None:
         self._drafter = drafter.to(settings.master_dtype())
         self._passes = BatchPasses(drafter, teacher, settings)
         self._samples, self._validation, self._settings = samples, validation, settings
         self._place, self._start, self._progress, self._stop = place, start, progress, stop
-        self._world, self._sharding = world or World(), sharding
-        self._lengths = dict(samples.lengths())
+        self._world, self._sharding, self._turn = world or World(), sharding, turn
+        self._lengths = dict(samples.lengths() if turn is None else turn.lengths)
         if not self._lengths:
             raise DataError("there are no training samples", hint="eyas prepare")
         self._plan = TrainingPlan(
@@ -115,6 +136,7 @@ class Trainer:
             batch_tokens=settings.batch_tokens,
             accumulate=settings.accumulate,
             seed=settings.seed,
+            waves=None if turn is None else turn.waves,
         )
         self._num_parameters = sum(parameter.numel() for parameter in drafter.parameters())
         self._recipe = _json_form({
@@ -123,10 +145,11 @@ class Trainer:
             "shape": drafter.shape.as_dict(),
             "vocabulary": hashlib.sha256(teacher.vocabulary.d2t.tobytes()).hexdigest()[:32],
             "samples": hashlib.sha256("\n".join(sorted(self._lengths)).encode()).hexdigest()[:32],
+            **({} if turn is None else {"waves": turn.digest}),
         })  # fmt: skip
 
     def run(self) -> TrainingResult:
-        """Train to the end.
+        """Train to the end, or to the end of the wave that is there.
 
         Raises:
             RecipeChanged: the checkpoints there are of another recipe.
@@ -143,7 +166,11 @@ class Trainer:
         restore_optimizer(found, self._drafter, optimizer, world)
         costs = sample_costs(self._samples, settings.steps)
         stepper = Stepper(parallel, optimizer, self._samples, self._lengths, costs, settings, self._stop)
-        remaining = self._plan.steps[state.step :]
+        limit = self._limit(state.step)
+        there = self._samples.lengths()
+        remaining = self._plan.steps[state.step : limit]
+        if self._turn is not None:
+            remaining = [step.only(there) for step in remaining]
         tokens = [self._plan.step_tokens(step) for step in self._plan.steps]
         self._progress.start("train", total=sum(tokens), unit="tokens", done=sum(tokens[: state.step]))
         with (
@@ -153,6 +180,7 @@ class Trainer:
             TrainingLoop(
                 state=state,
                 plan=self._plan,
+                limit=limit,
                 settings=settings,
                 parallel=parallel,
                 stepper=stepper,
@@ -171,6 +199,15 @@ class Trainer:
             checkpoint_path(self._place.checkpoints, state.best["step"]) if state.best else None,
             self._num_parameters,
         )
+
+    def _limit(self, step: int) -> int:
+        """The step at which this run ends."""
+        turn = self._turn
+        if turn is None or turn.number == len(turn.waves):
+            return len(self._plan.steps)
+        if self._plan.waves_over(step) != turn.number:
+            return step  # back at an older checkpoint, whose wave is not there
+        return self._plan.wave_ends[turn.number]
 
     def _resume(self) -> Checkpoint | None:
         """Weights of the newest whole checkpoint, or first ones; the checkpoint that was read."""
@@ -213,6 +250,8 @@ class Trainer:
                 "min_ratio": self._settings.min_lr_ratio,
                 "total_steps": len(self._plan.steps),
             },
+            format=FORMAT if self._turn is None else WAVES_FORMAT,
+            waves_over=None if self._turn is None else 0,
         )
 
     def _set_aside(self, path: Path, reason: str) -> None:

@@ -19,6 +19,7 @@ from eyas.base.clock import utc_now_text
 from eyas.base.errors import ConfigError, HostUnreachable
 from eyas.base.layout import CONFIG_NAME
 from eyas.base.seal import file_digest
+from eyas.base.units import counted
 from eyas.config.machines import HostConfig
 from eyas.config.schema import EyasConfig
 from eyas.hosts.host import Host, Result
@@ -127,13 +128,13 @@ def push(host: Host, spec: HostConfig, root: Path, config: EyasConfig, say: Call
     differing = [name for name in names if there.get(name) != digests[name]]
     aside = tuple(name for name in differing if name in there)
     if differing:
-        say(f"sending {len(differing)} files of the project")
+        say(f"sending {counted(len(differing), 'file')} of the project")
         _send_files(host, root, place, differing, aside)
     arrived = _digests(host, place, names)
     wrong = [name for name in names if arrived.get(name) != digests[name]]
     if wrong:
         raise HostUnreachable(
-            f"{len(wrong)} files did not arrive as they were sent", where=f"{spec.name}:{place}/{wrong[0]}"
+            f"{counted(len(wrong), 'file')} did not arrive as sent", where=f"{spec.name}:{place}/{wrong[0]}"
         )
     kept = tuple(name for name in names if name not in differing)
     return Pushed(spec.name, folder, place, tuple(differing), kept, aside)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -77,6 +78,7 @@ class Attempt:
 
     def __init__(self, logs: Path, number: int, verb: str) -> None:
         self.number = number
+        self._turn = threading.Lock()
         self.folder = logs / f"attempt-{self.number:04d}"
         self.folder.mkdir(parents=True)
         self._events: IO[str] = open(self.folder / EVENTS_NAME, "a", encoding="utf-8")  # noqa: SIM115
@@ -91,7 +93,7 @@ class Attempt:
 
     def event(self, kind: str, **detail: object) -> None:
         """Write one event; a log that cannot be written (disk full) does not end the work."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), self._turn:
             record = {"at": utc_now_text(), "attempt": self.number, "kind": kind, "detail": detail}
             self._events.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
             self._events.flush()

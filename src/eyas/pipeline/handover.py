@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from eyas.base.errors import EyasError
 from eyas.base.seal import is_sealed, seal_faults
-from eyas.base.units import format_bytes
+from eyas.base.units import format_bytes, format_count, format_numbers
 from eyas.hosts.gpus import GpuReader, NvmlGpus
 from eyas.pipeline.attempt import Attempt
 from eyas.stages.project import Project
@@ -46,6 +46,8 @@ class Handover:
     attempt: Attempt
     verb: str
     gpus: GpuReader = field(default_factory=NvmlGpus)
+    more_to_capture: bool = False
+    """Whether captures are left although training works already, as it does in waves."""
 
     def __post_init__(self) -> None:
         self._book = TodoBook(self.attempt, whoami(self.verb), self.attempt.number, self.ledger)
@@ -73,17 +75,17 @@ class Handover:
     def _began(self, stage: str) -> None:
         if stage == "extract":
             self.open()
-        elif stage == "train":
+        elif stage == "train" and not self.more_to_capture:
             self.training_began()
         if stage in _TRAINING_STAGES:
             self._training = self._open_training(stage)
             self._stage_is(stage, "in_progress", f"attempt {self.attempt.number}")
 
     def _ended(self, stage: str, numbers: Mapping[str, object]) -> None:
-        if stage == "extract":
+        if stage == "extract" and not self.more_to_capture:
             self.captured()
         elif self._training and stage in _TRAINING_STAGES:
-            self._stage_is(stage, "completed", _said(numbers))
+            self._stage_is(stage, "completed", format_numbers(numbers))
             if stage == "export":
                 self._book.close_phase(self._training, "exported")
 
@@ -127,7 +129,11 @@ class Handover:
         if not self._phase:
             return
         counts = self.ledger.counts()
-        said = ", ".join(f"{count.samples} {state}" for state, count in counts.items() if count.samples)
+        said = ", ".join(
+            f"{format_count(count.samples)} {state.replace('_', ' ')}"
+            for state, count in counts.items()
+            if count.samples
+        )
         self._change("capture", "completed", f"ledger: {said}")
         for key, step in (
             ("servers", self._stop_servers),
@@ -197,14 +203,6 @@ class Handover:
             return "no draft vocabulary yet: training makes it from the stored samples"
         faults = seal_faults(vocabulary, deep=False)
         return f"sealed; {'; '.join(faults)}" if faults else "the draft vocabulary is sealed and whole"
-
-
-def _said(numbers: Mapping[str, object]) -> str:
-    """``steps 9, acceptance_length 1.234``."""
-    return ", ".join(
-        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
-        for key, value in numbers.items()
-    )
 
 
 _CONTENTS = {

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 
 from eyas.base.errors import DamageFound, EyasError, NotReady, RecipeChanged
 from eyas.base.files import set_aside, sweep_temporaries
@@ -14,6 +13,7 @@ from eyas.base.layout import Layout
 from eyas.base.progress import Progress
 from eyas.base.stop import StopFlag
 from eyas.base.storage import named_storage_errors
+from eyas.base.units import counted
 from eyas.drafter.trackers.kinds import require_trackers
 from eyas.pipeline.attempt import Attempt, RecordedProgress, next_number
 from eyas.pipeline.handover import Handover
@@ -21,12 +21,17 @@ from eyas.pipeline.lock import hold_lock
 from eyas.pipeline.mend import MAX_MENDS, mend, scrub_store, set_damages_aside
 from eyas.pipeline.order import STAGES
 from eyas.pipeline.signals import stop_on_signals
+from eyas.pipeline.waves import WAVE_STAGES, WaveRun, refuse_stale
 from eyas.stages.project import Project
 from eyas.stages.protocol import RunContext, Stage, StageView, run_stage
 from eyas.stages.room import project_room
+from eyas.stages.waves import Feed
 from eyas.store.ledger import Ledger
 from eyas.store.place import remember_place, require_place
 from eyas.store.repair import open_or_rebuild
+
+_OF_A_TURN = {"extract": ("captured", "tokens", "bytes")}
+"""Numbers that belong to one turn of a stage, where it goes wave by wave."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,17 @@ class RunResult:
     numbers: dict[str, dict[str, object]] = field(default_factory=dict)
     num_set_aside: int = 0
 
+    def add(self, stage: str, numbers: dict[str, object], *, turns: bool) -> None:
+        """A stage ended, or a turn of it: then its numbers add up."""
+        before = self.numbers.get(stage, {}) if turns else {}
+        for key in _OF_A_TURN.get(stage, ()):
+            count, more = numbers.get(key), before.get(key)
+            if isinstance(count, int) and isinstance(more, int):
+                numbers = {**numbers, key: count + more}
+        self.numbers[stage] = numbers
+        if stage not in self.ran:
+            self.ran.append(stage)
+
 
 def plan(project: Project, stages: Sequence[Stage] = STAGES, redo: Sequence[str] = ()) -> list[PlannedStep]:
     """What a run would do now; changes nothing.
@@ -56,7 +72,12 @@ def plan(project: Project, stages: Sequence[Stage] = STAGES, redo: Sequence[str]
     steps: list[PlannedStep] = []
     upstream_runs = ""
     for stage in stages:
-        steps.append(_plan_stage(stage, project, stage.name in redo, upstream_runs))
+        step = _plan_stage(stage, project, stage.name in redo, upstream_runs)
+        released = step.view.detail.get("released")
+        if stage.name == "extract" and step.action == "skip" and "train" in redo and released:
+            why = f"{released} released samples are captured again for train"
+            step = replace(step, action="run", why=why)
+        steps.append(step)
         if steps[-1].action in ("run", "resume", "redo", "mend"):
             upstream_runs = upstream_runs or stage.name
     return steps
@@ -152,12 +173,13 @@ def _attempt(
         try:
             if "extract" not in to_redo:
                 _require_place(project, ledger, RecordedProgress(attempt, progress("store"), "store"))
+            work = _Work(project, ledger, attempt, handover, progress, to_redo, result)
+            waves = _wave_run(work, stages, stop)
             for stage in stages:
-                listener = RecordedProgress(attempt, progress(stage.name), stage.name)
-                context = RunContext(ledger, listener, stop, number)
-                with named_storage_errors(layout.root):
-                    _run_one(stage, project, context, attempt, stage.name in to_redo, result, handover)
-                to_redo.discard(stage.name)
+                if waves is None or stage not in waves.stages:
+                    work.run_one(stage, stop)
+                elif stage is waves.stages[0]:
+                    waves.run()
             result.num_set_aside = ledger.counts()["set_aside"].samples
         except EyasError as error:
             outcome = {"outcome": error.code, **error.as_dict()}
@@ -194,21 +216,76 @@ def _ledger(layout: Layout, progress: Progress) -> Ledger:
     ledger, adoption = open_or_rebuild(layout, progress=progress)
     if adoption is not None and adoption.segments:
         progress.say(
-            f"the ledger was rebuilt from the folder: {adoption.num_samples} samples in "
-            f"{len(adoption.segments)} segments"
+            f"the ledger was rebuilt from the folder: {counted(adoption.num_samples, 'sample')} in "
+            f"{counted(len(adoption.segments), 'segment')}"
         )
     return ledger
 
 
-def _run_one(
-    stage: Stage,
-    project: Project,
-    context: RunContext,
-    attempt: Attempt,
-    redo: bool,
-    result: RunResult,
-    handover: Handover,
-) -> None:
+@dataclass
+class _Work:
+    """What the stages of one attempt share."""
+
+    project: Project
+    ledger: Ledger
+    attempt: Attempt
+    handover: Handover
+    progress: Callable[[str], Progress]
+    to_redo: set[str]
+    result: RunResult
+
+    def recorded(self, name: str, *, quiet: bool = False) -> RecordedProgress:
+        """Progress of a stage, shown and written into the log; ``quiet`` shows only what is said."""
+        shown = self.progress(name)
+        return RecordedProgress(self.attempt, _OnlySaid(shown) if quiet else shown, name)
+
+    def run_one(self, stage: Stage, stop: StopFlag, feed: Feed | None = None) -> None:
+        """Do what is left of a stage; raises what ends it."""
+        listener = self.recorded(stage.name, quiet=feed is not None)
+        context = RunContext(self.ledger, listener, stop, self.attempt.number, feed)
+        with named_storage_errors(self.project.layout.root):
+            _run_one(self, stage, context, stage.name in self.to_redo)
+        self.to_redo.discard(stage.name)
+
+    def redo(self, stage: Stage) -> None:
+        """Set a stage's output aside now if that was asked for."""
+        if stage.name in self.to_redo:
+            step = _plan_stage(stage, self.project, True, "")
+            if step.action == "redo":
+                self.recorded(stage.name).say(f"{stage.name} is redone: {step.why}")
+                _set_outputs_aside(stage, self.project, step.why, self.ledger)
+            self.to_redo.discard(stage.name)
+
+
+class _OnlySaid:
+    """Beside another stage's bar there is no room for a second one."""
+
+    def __init__(self, listener: Progress) -> None:
+        self.say = listener.say
+
+    def start(self, label: str, *, total: int, unit: str, done: int = 0) -> None:
+        pass
+
+    def advance(self, units: int, **facts: float | int | str) -> None:
+        pass
+
+
+def _wave_run(work: _Work, stages: Sequence[Stage], stop: StopFlag) -> WaveRun | None:
+    """Those stages that go wave by wave; None when the store has no bound, or they are not asked for."""
+    project, named = work.project, [stage for stage in stages if stage.name in WAVE_STAGES]
+    if project.config.store.bound_bytes is None:
+        trains = [stage for stage in named if stage.name == "train" and stage.name not in work.to_redo]
+        if trains and work.ledger.counts()["released"].samples:
+            refuse_stale(project, trains[0])  # before what was released is captured again for nothing
+        return None
+    if not named:
+        return None
+    listener = work.recorded("waves", quiet=True)
+    return WaveRun(project, work.ledger, named, work.redo, work.run_one, work.handover, listener, stop)
+
+
+def _run_one(work: _Work, stage: Stage, context: RunContext, redo: bool) -> None:
+    project, attempt, result, handover = work.project, work.attempt, work.result, work.handover
     context.stop.check()
     step = _plan_stage(stage, project, redo, "")
     if step.action == "mend":
@@ -238,16 +315,30 @@ def _run_one(
     handover.began(stage.name)
     room = project_room(project, context.progress, context.stop)
     # every stage goes on where it was, so a full disk costs no more than the wait for room
-    numbers = room.patiently(partial(_run_named, stage, project, context), 0)
+    numbers = room.patiently(_Tries(stage, project, context), 0)
     handover.ended(stage.name, numbers)
-    result.ran.append(stage.name)
-    result.numbers[stage.name] = numbers
+    result.add(stage.name, numbers, turns=project.config.store.bound_bytes is not None)
     attempt.event("stage ended", stage=stage.name, **{"numbers": numbers})
 
 
-def _run_named(stage: Stage, project: Project, context: RunContext) -> dict[str, object]:
-    with named_storage_errors(project.layout.root):
-        return run_stage(stage, project, context)
+@dataclass
+class _Tries:
+    """A stage's work, again after each full disk.
+
+    The disk may have failed behind the stage's last step, when the output was sealed: nothing is left then.
+    """
+
+    stage: Stage
+    project: Project
+    context: RunContext
+    began: bool = False
+
+    def __call__(self) -> dict[str, object]:
+        if self.began and self.stage.look(self.project).finished:
+            return {}
+        self.began = True
+        with named_storage_errors(self.project.layout.root):
+            return run_stage(self.stage, self.project, self.context)
 
 
 def _set_outputs_aside(stage: Stage, project: Project, why: str, ledger: Ledger) -> None:

@@ -47,6 +47,7 @@ class Bench:
         say: one line for the person.
         point: called by name at every step of the work; tests cut the process off there.
         resume_words: options of the run that is resumed.
+        baseline_stored: samples that were stored when the run was resumed.
         start_run: starts it for a project folder; returns what happened, in words.
     """
 
@@ -64,6 +65,11 @@ class Bench:
         """A fresh scene."""
         self.scene = self.scene.again()
         return self.scene
+
+    def num_stored(self) -> int:
+        """Samples that the ledger says are stored, or released since; 0 without one."""
+        with self.scene.ledger() as ledger:
+            return 0 if ledger is None else ledger.num_captured()
 
     def still(self, keys: Iterable[str], checks: Iterable[str]) -> list[Finding]:
         """Which findings a fresh look of these checks still has, by their keys."""

@@ -103,7 +103,7 @@ class _Executor:
             self._phase = self._book.open_phase(PHASE)
             self._note_plan(steps, phase, only is None)
             bench.point("planned")
-            bench.baseline_stored = self._stored()
+            bench.baseline_stored = bench.num_stored()
             for step in steps:
                 self._carry_out(step)
             after = diagnose(bench.look())
@@ -151,9 +151,6 @@ class _Executor:
         if self._ledger is None:
             return at_least
         return self._ledger.start_attempt({"verb": "recover", "pid": os.getpid()}, at_least=at_least)
-
-    def _stored(self) -> int:
-        return 0 if self._ledger is None else self._ledger.counts()["stored"].samples
 
     def _note_plan(self, steps: list[Step], phase: Phase | None, whole: bool) -> None:
         known = {todo.id: todo for todo in phase.todos} if phase is not None else {}

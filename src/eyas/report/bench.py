@@ -9,7 +9,7 @@ from typing import Any
 from eyas.report.charts import Chart, axes, line
 from eyas.report.html import whole_page
 from eyas.report.page import chart_data, section_html
-from eyas.report.sections import Cell, Section, Table
+from eyas.report.tables import Cell, Section, Table
 from eyas.targets.bench.level import Measured, Spread
 from eyas.targets.bench.run import BenchLevel, BenchResult
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from eyas.report.evaluation import Predicted, PredictionView
 from eyas.report.history import AttemptView
 from eyas.report.overview import Overview
 
@@ -88,7 +89,12 @@ def _store(view: Overview) -> list[Chart | None]:
     store = view.store
     if store is None:
         return []
-    growth = line("stored", [p.at for p in store.growth], [p.bytes for p in store.growth])
+    growth = line(
+        "captured" if store.released else "stored",
+        [p.at for p in store.growth],
+        [p.bytes for p in store.growth],
+    )
+    title = "Bytes captured, released ones counted" if store.released else "Bytes in the store"
     weight = {
         "type": "bar",
         "orientation": "h",
@@ -99,9 +105,7 @@ def _store(view: Overview) -> list[Chart | None]:
         "name": "bytes per token",
     }
     return [
-        Chart(
-            "store-growth", "store", "Bytes in the store", (growth,), axes("time (UTC)", "bytes", zero=True)
-        ),
+        Chart("store-growth", "store", title, (growth,), axes("time (UTC)", "bytes", zero=True)),
         Chart("store-weight", "store", "Bytes per token", (weight,), axes("bytes", None, zero_x=True)),
     ]
 
@@ -195,9 +199,42 @@ def _evaluation(view: Overview) -> list[Chart | None]:
               axes("", "tokens per target forward", zero=True) | {"xaxis": {"type": "category"}}),
         Chart("by-position", "evaluation", "Accepted drafts by position", positions,
               axes("position in the chain", "rate", zero=True) | {"barmode": "group"}),
+        *_predicted(found.prediction, found.num_drafts),
         Chart("against-plain", "evaluation", "Speed, one prompt at a time", speeds,
               axes("", "tokens/s", zero=True)),
     ]  # fmt: skip
+
+
+def _predicted(found: PredictionView | None, num_drafts: int) -> list[Chart | None]:
+    """Acceptance length along stored answers by what it depends on; the bars' ends are 95% intervals."""
+    if found is None:
+        return []
+    chain = f"chain of {num_drafts}"
+    parts = (
+        ("by-drafts", "by number of drafts", "drafts a round", found.drafts),
+        ("by-place", f"by place in the answer, {chain}", "tokens into the answer", found.places),
+        ("by-prompt", f"by length of the prompt, {chain}", "tokens of the prompt", found.prompt_lengths),
+    )
+    return [
+        Chart(id_, "evaluation", f"Acceptance length {title}", (_with_interval(rows),) if rows else (),
+              axes(unit, "tokens per target forward", zero=True)
+              | {"xaxis": {"type": "category", "title": {"text": unit}}})
+        for id_, title, unit, rows in parts
+    ]  # fmt: skip
+
+
+def _with_interval(rows: Sequence[Predicted]) -> dict[str, Any]:
+    lengths = [row.acceptance_length for row in rows]
+    return {
+        "type": "bar", "x": [row.part for row in rows], "y": lengths, "name": "acceptance length",
+        "text": [f"{length:.2f}" for length in lengths],
+        "textposition": "inside", "insidetextanchor": "start",
+        "error_y": {
+            "type": "data", "symmetric": False, "color": "#8a93a3",  # to be seen on both papers
+            "array": [row.high - row.acceptance_length for row in rows],
+            "arrayminus": [row.acceptance_length - row.low for row in rows],
+        },
+    }  # fmt: skip
 
 
 def _timeline(view: Overview) -> Chart | None:

@@ -75,7 +75,8 @@ class StoreView:
     """Segments and what they weigh.
 
     ``forecast_bytes`` is what the stored tokens should weigh by the recipe alone, headers not counted;
-    ``verified`` counts segments that were hashed at least once after their commit.
+    ``verified`` counts segments that were hashed at least once after their commit. ``released`` counts
+    segments that were trained on and removed; ``growth`` holds all that were captured, also those.
     """
 
     segments: int
@@ -87,6 +88,7 @@ class StoreView:
     forecast_bytes_per_token: float
     verified: int
     growth: tuple[StorePoint, ...]
+    released: int = 0
 
 
 def data_view(project: Project) -> DataView | None:
@@ -168,27 +170,28 @@ def store_view(project: Project) -> StoreView | None:
     """What the store holds, by the ledger; None before the first segment."""
     try:
         with Ledger.open_read_only(project.layout.ledger) as ledger:
-            segments = sorted(ledger.segments(), key=lambda segment: segment.committed_at)
+            segments, released = ledger.segments(), ledger.segments(state="released")
             with ledger.reading() as connection:
                 stored, supervised = connection.execute(
                     "SELECT coalesce(sum(length), 0), coalesce(sum(num_supervised), 0)"
                     " FROM samples WHERE state = 'stored'"
                 ).fetchone()
-        if not segments:
+        captured = sorted([*segments, *released], key=lambda segment: segment.committed_at)
+        if not captured:
             return None
         resolved = project.resolved
         forecast = stored * (resolved.bytes_per_token_aux + 4) + supervised * resolved.bytes_per_token_last
         num_bytes = sum(segment.num_bytes for segment in segments)
         tokens = sum(segment.num_tokens for segment in segments)
         growth, total, samples = [], 0, 0
-        step = max(1, -(-len(segments) // _MAX_POINTS))
-        for index, segment in enumerate(segments):
+        step = max(1, -(-len(captured) // _MAX_POINTS))
+        for index, segment in enumerate(captured):
             total, samples = total + segment.num_bytes, samples + segment.num_samples
-            if (index + 1) % step == 0 or index + 1 == len(segments):
+            if (index + 1) % step == 0 or index + 1 == len(captured):
                 growth.append(StorePoint(segment.committed_at, total, samples))
         return StoreView(
             segments=len(segments),
-            samples=samples,
+            samples=sum(segment.num_samples for segment in segments),
             tokens=tokens,
             bytes=num_bytes,
             bytes_per_token=num_bytes / max(tokens, 1),
@@ -196,6 +199,7 @@ def store_view(project: Project) -> StoreView | None:
             forecast_bytes_per_token=forecast / max(stored, 1),
             verified=sum(segment.verified_at is not None for segment in segments),
             growth=tuple(growth),
+            released=len(released),
         )
     except BROKEN:
         return None

@@ -37,6 +37,33 @@ class TreeView:
 
 
 @dataclass(frozen=True)
+class Predicted:
+    """Acceptance length along stored answers, with its 95% interval over conversations.
+
+    ``part`` says of what: a number of drafts, a stretch of the answers, or a length of the prompts.
+    """
+
+    part: str
+    acceptance_length: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class PredictionView:
+    """What the stored states of held-out conversations say, without generation.
+
+    ``drafts`` is by number of drafts in the chain; ``places`` (in the answer) and ``prompt_lengths`` are of
+    the chain that was measured.
+    """
+
+    conversations: int
+    drafts: tuple[Predicted, ...]
+    places: tuple[Predicted, ...]
+    prompt_lengths: tuple[Predicted, ...]
+
+
+@dataclass(frozen=True)
 class EvaluationView:
     """The measured drafter against plain decoding; speeds are None when nothing was timed."""
 
@@ -54,6 +81,7 @@ class EvaluationView:
     drafted_tokens_per_second: float | None
     speedup: float | None
     tree: TreeView | None
+    prediction: PredictionView | None
 
 
 def evaluation_view(project: Project) -> EvaluationView | None:
@@ -76,6 +104,7 @@ def evaluation_view(project: Project) -> EvaluationView | None:
             drafted_tokens_per_second=speed.get("drafted_tokens_per_second"),
             speedup=speed.get("ratio"),
             tree=_tree(found.get("tree")),
+            prediction=_prediction(found.get("prediction"), int(found["num_drafts"])),
         )
     except BROKEN:
         return None
@@ -90,6 +119,32 @@ def _tree(found: dict[str, Any] | None) -> TreeView | None:
         int(found["total_tokens"]),
         float(found["acceptance_length"]),
     )
+
+
+def _prediction(found: dict[str, Any] | None, num_drafts: int) -> PredictionView | None:
+    if not found:
+        return None
+    return PredictionView(
+        conversations=int(found["conversations"]),
+        drafts=tuple(_predicted(str(row["num_drafts"]), row) for row in found["rows"]),
+        places=_stretches(found["places"], num_drafts),
+        prompt_lengths=_stretches(found["prompt_lengths"], num_drafts),
+    )
+
+
+def _stretches(groups: list[dict[str, Any]], num_drafts: int) -> tuple[Predicted, ...]:
+    """One row for each stretch of tokens, ``0 to 31``, the last ``from 512``."""
+    begins = [int(group["from_token"]) for group in groups]
+    found = []
+    for group, begin, after in zip(groups, begins, [*begins[1:], None], strict=True):
+        part = f"from {begin:,}" if after is None else f"{begin:,} to {after - 1:,}"
+        rows = [row for row in group["rows"] if int(row["num_drafts"]) <= num_drafts]
+        found.append(_predicted(part, max(rows, key=lambda row: int(row["num_drafts"]))))
+    return tuple(found)
+
+
+def _predicted(part: str, row: dict[str, Any]) -> Predicted:
+    return Predicted(part, float(row["acceptance_length"]), float(row["low"]), float(row["high"]))
 
 
 def _acceptance(name: str, row: dict[str, Any]) -> Acceptance:

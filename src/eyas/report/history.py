@@ -13,12 +13,15 @@ from eyas.base.clock import parse_time
 from eyas.pipeline.attempt import EVENTS_NAME, attempt_folders, parse_events
 from eyas.report.growing import Growing
 from eyas.report.status import BROKEN
+from eyas.report.words import ended_text
 from eyas.stages.project import Project
 from eyas.store.ledger import Ledger
 
 MAX_POINTS = 240
 """Points of a curve; longer series are thinned by means over equal stretches."""
 _MAX_INCIDENTS = 200
+RECOVERY = "recovery-"
+"""How todos begin that mend something; those of other phases are incidents only when they are blocked."""
 
 
 @dataclass(frozen=True)
@@ -199,21 +202,19 @@ def incidents(project: Project, tries: tuple[AttemptView, ...], running: str | N
         if attempt.outcome in ("done", "Stopped") or attempt.name == running:
             continue
         after = tries[index + 1].name if index + 1 < len(tries) else None
-        text = (
-            "did not end by itself (killed, or the machine went down)"
-            if attempt.outcome == "unfinished"
-            else f"{attempt.outcome}: {attempt.what or 'no reason given'}"
-        )
+        text = ended_text(attempt.outcome, attempt.what)
         mended = f"{after} went on from there" if after else None
         found.append(Incident(attempt.last_event, "attempt", f"{attempt.name} {text}", mended))
     with contextlib.suppress(*BROKEN), Ledger.open_read_only(project.layout.ledger) as ledger:
         for event in ledger.events(kind="sample_failed", limit=_MAX_INCIDENTS):
             sample, reason = event.detail.get("sample"), event.detail.get("reason")
             state = ledger.state_of(str(sample))
-            mended = "captured later" if state == "stored" else None
+            mended = "captured later" if state in ("stored", "released") else None
             found.append(Incident(event.at, "sample", f"{sample} failed: {reason}", mended))
         done = {todo.id: todo for todo in ledger.todos()}
         for todo in done.values():
+            if not todo.id.startswith(RECOVERY) and todo.status != "blocked":
+                continue  # a step of the ordinary course of things
             mended = todo.evidence if todo.status == "completed" else None
             found.append(Incident(todo.changed_at, "todo", f"{todo.content} ({todo.status})", mended))
     return tuple(sorted(found, key=lambda incident: incident.at)[-_MAX_INCIDENTS:])

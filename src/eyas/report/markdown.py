@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from eyas.report.overview import Overview
-from eyas.report.sections import Section, Table, project_name, sections
+from eyas.report.sections import project_name, sections
+from eyas.report.tables import Section, Table
 from eyas.report.words import at_minute
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from eyas.base.units import format_bytes, format_seconds
+from eyas.base.units import counted, format_bytes, format_seconds
 from eyas.config.machines import NoticeKind
 from eyas.report.status import ProjectStatus
+from eyas.report.words import ended_text
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def _result(status: ProjectStatus) -> str:
     length = evaluated.get("acceptance_length")
     text = f"acceptance length {length:.3f}" if isinstance(length, float) else "everything is done"
     if status.set_aside_samples:
-        text += f"; {status.set_aside_samples} samples are set aside"
+        text += f"; {counted(status.set_aside_samples, 'sample')} set aside"
     return text
 
 
@@ -79,10 +80,6 @@ def _end(status: ProjectStatus) -> str:
     if last is None:
         return "the run is gone"
     left = [stage.name for stage in status.stages if stage.state not in ("done", "skipped")]
-    texts = {
-        "Stopped": "stopped by a signal, state saved",
-        "done": "ended well",
-        "unfinished": "killed, or the machine went down",
-    }
-    text = texts.get(last.outcome) or f"{last.outcome}: {last.what or 'no reason given'}"
-    return f"{last.name}: {text}" + (f"\nleft: {', '.join(left)}" if left else "")
+    return f"{last.name} {ended_text(last.outcome, last.what)}" + (
+        f"\nleft: {', '.join(left)}" if left else ""
+    )

@@ -18,13 +18,24 @@ _SHOWN_MESSAGES = 5
 
 
 @dataclass(frozen=True)
+class Beside:
+    """A stage that works beside the one that is shown."""
+
+    stage: str
+    label: str
+    done: int
+    total: int
+    unit: str
+
+
+@dataclass(frozen=True)
 class Running:
     """The work that is going on; ``rate`` is in units per second, of this phase in this attempt.
 
     ``seconds_left`` is None while no rate is known; the range ``seconds_left_low`` to ``seconds_left_high``
     appears once enough was seen to say how unsteady the rate is. All are of the phase, not of the whole
     run. ``silent_seconds`` counts from the last event; ``facts`` are what the work tells beside its count
-    (loss, bytes).
+    (loss, bytes). ``beside`` are stages that work at the same time, as capture does beside training.
     """
 
     pid: int
@@ -43,6 +54,7 @@ class Running:
     silent_seconds: float | None
     stalled: bool
     facts: dict[str, float | int | str]
+    beside: tuple[Beside, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,7 +84,9 @@ def running(holder: Holder, events: list[dict[str, Any]], now: datetime | None =
     started: dict[str, Any] = next((e for e in reversed(events) if e["event"] == "attempt started"), {})
     own = events if started.get("pid") == holder.pid else []
     beats = [event for event in own if event["event"] == "progress"]
-    beat = beats[-1] if beats else {}
+    at_work = _at_work(own, beats)
+    beat = at_work[0] if at_work else {}
+    beats = [other for other in beats if other.get("stage") == beat.get("stage")]
     rate, done, total = _number(beat.get("rate")), _number(beat.get("done")), _number(beat.get("total"))
     left = time_left(_phase(beats), total)
     silent = seconds_since(own[-1]["at"] if own else holder.since, now)
@@ -93,7 +107,33 @@ def running(holder: Holder, events: list[dict[str, Any]], now: datetime | None =
         silent_seconds=silent,
         stalled=silent is not None and silent > STALL_SECONDS,
         facts={k: v for k, v in beat.items() if k not in _NOT_FACTS and isinstance(v, int | float | str)},
+        beside=tuple(
+            Beside(
+                str(other.get("stage", "")),
+                str(other.get("label", "")),
+                int(_number(other.get("done"))),
+                int(_number(other.get("total"))),
+                str(other.get("unit", "")),
+            )
+            for other in at_work[1:]
+        ),
     )
+
+
+def _at_work(events: list[dict[str, Any]], beats: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The last beat of each stage that has not ended since, the later stages of the pipeline first."""
+    last: dict[str, dict[str, Any]] = {}
+    for beat in beats:
+        last[str(beat.get("stage", ""))] = beat
+    open_: list[str] = []
+    for event in events:
+        stage = str(event.get("stage", ""))
+        if event["event"] == "stage started":
+            open_ = [name for name in open_ if name != stage] + [stage]
+        elif event["event"] == "stage ended":
+            open_ = [name for name in open_ if name != stage]
+    found = [last[name] for name in reversed(open_) if name in last]
+    return found if found else beats[-1:]
 
 
 def last_attempt(folder: Path, events: list[dict[str, Any]], is_running: bool) -> LastAttempt:

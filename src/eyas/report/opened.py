@@ -120,7 +120,7 @@ class OpenedProject:
         """Captured states of one sample, hashed before they are given.
 
         Raises:
-            KeyError: it is not stored.
+            KeyError: it is not stored: not captured yet, or trained on and released (``store.max_bytes``).
             SegmentDamaged: its segment is missing or damaged.
             NotReady: there is no ledger yet.
         """

@@ -9,7 +9,8 @@ from importlib.resources import files
 
 from eyas.report.charts import Chart, charts
 from eyas.report.overview import Overview
-from eyas.report.sections import Cell, Section, Table, project_name, sections
+from eyas.report.sections import project_name, sections
+from eyas.report.tables import Cell, Section, Table
 from eyas.report.words import at_minute
 
 _LONG_WORD = 28
@@ -81,7 +82,8 @@ def _figure(chart: Chart) -> str:
 
 
 def _table(table: Table) -> str:
-    opening = "<table>" if table.columns else '<table class="facts">'
+    kind = _kind(table)
+    opening = f'<table class="{kind}">' if kind else "<table>"
     html = [f"<h3>{escape(table.title)}</h3>" if table.title else "", f'<div class="scroll">{opening}']
     if table.columns:
         numeric = [
@@ -95,22 +97,39 @@ def _table(table: Table) -> str:
     for row in table.rows:
         first = "th" if not table.columns else "td"
         html.append(
-            "<tr>" + "".join(_cell(cell, first if i == 0 else "td") for i, cell in enumerate(row)) + "</tr>"
+            "<tr>"
+            + "".join(
+                _cell(cell, first if i == 0 else "td", table.columns[i] if table.columns else "")
+                for i, cell in enumerate(row)
+            )
+            + "</tr>"
         )
     return "".join([*html, "</tbody></table></div>"])
+
+
+def _kind(table: Table) -> str:
+    """How a table is laid out where there is little room: a wide one gives up its columns."""
+    if not table.columns:
+        return "facts"
+    if table.columns[0] == "stage":
+        return "stages"
+    return "wide" if len(table.columns) > 3 or table.columns[0].startswith("when") else ""
 
 
 def _headcell(name: str, right: bool) -> str:
     return f'<th class="number">{escape(name)}</th>' if right else f"<th>{escape(name)}</th>"
 
 
-def _cell(cell: Cell, tag: str) -> str:
+def _cell(cell: Cell, tag: str, column: str) -> str:
+    """A cell; where there is no room for columns, its column's name stands before it."""
     kind = "number" if cell.number else ""
     if cell.key.endswith(".state"):
         kind = f"state {cell.text}"
     elif max((len(word) for word in cell.text.split()), default=0) > _LONG_WORD:
         kind = "long"
     marks = f' class="{escape(kind)}"' if kind else ""
+    if column:
+        marks += f' data-column="{escape(column)}"'
     if cell.key:
         marks += f' data-key="{escape(cell.key)}" data-value="{escape(json.dumps(cell.value))}"'
     return f"<{tag}{marks}>{escape(cell.text)}</{tag}>"

@@ -2,50 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from eyas.base.units import format_bytes, format_count, format_seconds
-from eyas.report.evaluation import EvaluationView
+from eyas.report.evaluation_section import evaluation_section
 from eyas.report.history import AttemptView
 from eyas.report.now import LastAttempt, Running
 from eyas.report.overview import Overview
 from eyas.report.server_status import server_text
-from eyas.report.words import at_minute, time_left_text
+from eyas.report.tables import (
+    Cell,
+    Section,
+    Table,
+    by_count,
+    count_cell,
+    filled,
+    number_cell,
+    pairs,
+    rates_text,
+    table,
+)
+from eyas.report.words import at_minute, count_text, done_text, ended_text, rate_text, time_left_text
 
 _MAX_ATTEMPTS = 60
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One cell; ``key`` and ``value`` give the number behind the text, as ``status --json`` has it."""
-
-    text: str
-    key: str = ""
-    value: float | int | str | None = None
-    number: bool = False
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows below a heading; without ``columns`` it is a list of names and values."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of the page: a sentence, tables, and charts by its id; ``empty`` is said in place of nothing."""
-
-    id: str
-    title: str
-    text: str = ""
-    tables: tuple[Table, ...] = ()
-    empty: str = ""
-    warnings: tuple[str, ...] = field(default=())
 
 
 def headline(view: Overview) -> str:
@@ -73,14 +52,7 @@ def last_text(last: LastAttempt | None) -> str:
     """How the newest attempt ended, in a sentence."""
     if last is None:
         return "Nothing was run yet."
-    known = {
-        "done": "ended well",
-        "Stopped": "was stopped, its state is saved",
-        "unfinished": "did not end by itself: it was killed, or the machine went down",
-        "running": "runs",
-    }
-    ended = known.get(last.outcome) or f"ended with {last.outcome}: {last.what or 'no reason given'}"
-    return f"{last.name} {ended}."
+    return f"{last.name} {ended_text(last.outcome, last.what)}."
 
 
 def sections(view: Overview) -> list[Section]:
@@ -91,7 +63,7 @@ def sections(view: Overview) -> list[Section]:
         _extraction(view),
         _store(view),
         _training(view),
-        _evaluation(view),
+        evaluation_section(view),
         _timeline(view),
         _provenance(view),
     ]
@@ -103,14 +75,12 @@ def _now(view: Overview) -> Section:
     for stage in status.stages:
         key = f"stages.{stage.name}"
         is_running = status.running is not None and status.running.stage == stage.name
-        total = "" if stage.total in (None, stage.done) else f" of {format_count(stage.total or 0)}"
-        count = f"{format_count(stage.done)}{total} {stage.unit}" if stage.total is not None else ""
         rows.append((
             Cell(stage.name),
             Cell("running" if is_running else stage.state, f"{key}.state", stage.state),
-            Cell(count, f"{key}.done", stage.done),
-            _count(stage.samples, f"{key}.samples"),
-            _count(stage.tokens, f"{key}.tokens"),
+            Cell(count_text(stage), f"{key}.done", stage.done),
+            count_cell(stage.samples, f"{key}.samples"),
+            count_cell(stage.tokens, f"{key}.tokens"),
             Cell(format_bytes(stage.bytes) if stage.bytes else "", f"{key}.bytes", stage.bytes, number=True),
         ))  # fmt: skip
     stages = Table("", ("stage", "state", "done", "samples", "tokens", "on disk"), tuple(rows))
@@ -126,13 +96,12 @@ def _facts(view: Overview) -> Table:
         rows.append((Cell(name), Cell(text, key, value)))
 
     if now is not None and now.stage:
-        done = f"{format_count(now.done)} of {format_count(now.total)} {now.unit}"
-        add("at work", f"{now.stage}: {now.label} {done}", "running.done", now.done)
-        add("rate of this attempt", f"{now.rate:,.4g} {now.unit}/s", "running.rate", now.rate)
+        add("at work", f"{now.stage}: {done_text(now)}", "running.done", now.done)
+        add("rate of this attempt", rate_text(now), "running.rate", now.rate)
         if now.silent_seconds is not None:
             add("last event", f"{format_seconds(now.silent_seconds)} ago")
     elif status.last_attempt is not None and status.last_attempt.last_event:
-        add("last event", at_minute(status.last_attempt.last_event))
+        add("last event", f"{at_minute(status.last_attempt.last_event)} UTC")
     if status.training is not None:
         trained = status.training
         if trained.checkpoint is not None:
@@ -185,24 +154,29 @@ def _data(view: Overview) -> Section:
     data = view.data
     if data is None:
         return Section("data", "Data", empty="Nothing is prepared yet.")
-    share = f"{data.supervised_tokens / data.tokens:.1%}" if data.tokens else "-"
-    facts = _pairs([
+    answered = [("samples", "none yet: answers come first")]
+    if data.samples:
+        share = f"{data.supervised_tokens / data.tokens:.1%}" if data.tokens else "-"
+        answered = [
+            ("samples", f"{data.samples:,}"),
+            ("tokens", f"{data.tokens:,}"),
+            ("supervised", f"{data.supervised_tokens:,} ({share})"),
+        ]
+    facts = pairs([
         ("records read", f"{data.records:,}"),
         ("conversations kept", f"{data.kept:,} ({data.train_conversations:,} to train on, "
                                f"{data.validation_conversations:,} held out)"),
-        ("samples", f"{data.samples:,}"),
-        ("tokens", f"{data.tokens:,}"),
-        ("supervised", f"{data.supervised_tokens:,} ({share})"),
+        *answered,
         ("cut to max_seq_len", f"{data.truncated:,}"),
     ])  # fmt: skip
     tables = [facts]
     for title, groups in (("By domain", data.domains), ("By source", data.sources)):
         rows = [(d.name, d.records, d.kept, d.dropped, d.samples or d.prompts) for d in groups[:40]]
-        tables.append(_table(title, ("name", "records", "kept", "dropped", "samples or prompts"), rows))
-    tables.append(_table("Left out, by reason", ("reason", "count"), _by_count(data.drops)))
-    tables.append(_table("Answers", ("how they ended", "count"), sorted(data.answers.items())))
-    tables.append(_table("Worth a look", ("note", "count"), sorted(data.notes.items())))
-    return Section("data", "Data", tables=_filled(tables))
+        tables.append(table(title, ("name", "records", "kept", "dropped", "samples or prompts"), rows))
+    tables.append(table("Left out, by reason", ("reason", "count"), by_count(data.drops)))
+    tables.append(table("Answers", ("how they ended", "count"), sorted(data.answers.items())))
+    tables.append(table("Worth a look", ("note", "count"), sorted(data.notes.items())))
+    return Section("data", "Data", tables=filled(tables))
 
 
 def _extraction(view: Overview) -> Section:
@@ -216,19 +190,32 @@ def _extraction(view: Overview) -> Section:
                 rate = tokens / run.seconds if isinstance(tokens, int) and run.seconds > 0 else None
                 rows.append((
                     attempt.name, run.stage, at_minute(run.started), format_seconds(run.seconds),
-                    did if run.ended else "not finished", tokens, "" if rate is None else f"{rate:,.0f}",
+                    did if run.ended else "not finished", tokens,
+                    number_cell("" if rate is None else f"{rate:,.0f}"),
                 ))  # fmt: skip
     columns = ("attempt", "stage", "started", "took", "samples or answers", "tokens", "tokens/s")
-    failures = _by_count(view.failure_reasons)
+    failures = by_count(view.failure_reasons)
     named = [(f.id, f.state, f.failures, f.reason) for f in view.status.failures]
     tables = [
-        _table("Attempts", columns, rows[-_MAX_ATTEMPTS:]),
-        _table("Failed tries, by reason", ("reason", "tries"), failures),
-        _table("Samples that failed", ("sample", "state", "tries", "last reason"), named),
+        table("Attempts", columns, rows[-_MAX_ATTEMPTS:]),
+        table("Failed tries, by reason", ("reason", "tries"), failures),
+        table("Samples that failed", ("sample", "state", "tries", "last reason"), named),
     ]
     return Section(
-        "extraction", "Answers and extraction", tables=_filled(tables), empty="Nothing was captured yet."
+        "extraction", "Answers and extraction", tables=filled(tables), empty="Nothing was captured yet."
     )
+
+
+def _waves(view: Overview) -> list[tuple[str, str]]:
+    """Of a store with a bound: the bound, and where its waves are."""
+    waves = view.status.waves
+    if waves is None:
+        return []
+    over = "not planned yet" if waves.waves is None else f"{waves.waves_over:,} of {waves.waves:,} are over"
+    return [
+        ("bound", f"{format_bytes(waves.max_bytes)}; the store takes {format_bytes(waves.store_bytes)}"),
+        ("waves", f"{over}; {waves.stored:,} samples on disk, {waves.released:,} released"),
+    ]
 
 
 def _store(view: Overview) -> Section:
@@ -236,8 +223,10 @@ def _store(view: Overview) -> Section:
     if store is None:
         return Section("store", "Store", empty="The store holds nothing yet.")
     ratio = store.bytes / store.forecast_bytes if store.forecast_bytes else 0.0
-    facts = _pairs([
+    facts = pairs([
         ("segments", f"{store.segments:,}, {store.verified:,} of them hashed after their commit"),
+        *([("released", f"{store.released:,} segments, trained on")] if store.released else []),
+        *_waves(view),
         ("samples", f"{store.samples:,}"),
         ("tokens", f"{store.tokens:,}"),
         ("bytes", f"{format_bytes(store.bytes)}; the recipe says {format_bytes(store.forecast_bytes)}"),
@@ -252,7 +241,7 @@ def _training(view: Overview) -> Section:
     training = view.training
     if training is None:
         return Section("training", "Training", empty="Training has not begun.")
-    facts = _pairs([
+    facts = pairs([
         ("steps", f"{training.num_steps:,}"),
         ("checkpoints written", f"{training.num_checkpoints:,}, "
                                 f"{format_seconds(training.checkpoint_seconds)} in all"),
@@ -260,60 +249,12 @@ def _training(view: Overview) -> Section:
         ("time spent waiting for data", f"{training.data_wait_share:.1%}"),
     ])  # fmt: skip
     rows = [
-        (check.step, f"{check.loss[0]:.3f}", f"{check.top1[0]:.1%}", f"{check.acceptance_length:.3f}",
-         _rates(check.acceptance))
+        (check.step, number_cell(f"{check.loss[0]:.3f}"), number_cell(f"{check.top1[0]:.1%}"),
+         number_cell(f"{check.acceptance_length:.3f}"), rates_text(check.acceptance))
         for check in training.validations if check.loss and check.top1
     ]  # fmt: skip
-    columns = ("step", "loss", "top-1", "acceptance length", "acceptance by draft step")
-    return Section("training", "Training", tables=_filled([facts, _table("Held-out samples", columns, rows)]))
-
-
-def _evaluation(view: Overview) -> Section:
-    found = view.evaluation
-    if found is None:
-        return Section("evaluation", "Evaluation", empty="Nothing is measured yet.")
-    speed = "not timed"
-    if found.speedup and found.plain_tokens_per_second and found.drafted_tokens_per_second:
-        speed = (
-            f"{found.drafted_tokens_per_second:.1f} tokens/s with the drafter, "
-            f"{found.plain_tokens_per_second:.1f} without: {found.speedup:.2f} times"
-        )
-    equal = f"{found.equal_texts} of {found.num_answers} equal plain decoding"
-    if found.tied_texts or found.different_texts:
-        equal += f", {found.tied_texts} part at a numeric tie, {found.different_texts} are different"
-    facts = _pairs([
-        ("acceptance length", f"{found.total.acceptance_length:.3f} tokens per target forward "
-                              f"(bonus token counted), "
-                              f"{found.num_drafts} drafts a round, greedy"),
-        *_tree(found),
-        ("texts", equal),
-        ("speed, one prompt at a time", speed),
-        ("measured", f"{at_minute(found.at)}, {found.dtype}, {found.num_answers:,} answers, "
-                     f"{found.num_tokens:,} tokens"),
-    ])  # fmt: skip
-    rows = [
-        (row.name, row.num_prompts, f"{row.acceptance_length:.3f}",
-         _rates(row.conditional), _rates(row.unconditional))
-        for row in (found.total, *found.domains)
-    ]  # fmt: skip
-    columns = (
-        "domain",
-        "prompts",
-        "acceptance length",
-        "conditional by position",
-        "unconditional by position",
-    )
-    return Section("evaluation", "Evaluation", tables=_filled([facts, _table("By domain", columns, rows)]))
-
-
-def _tree(found: EvaluationView) -> list[tuple[str, str]]:
-    tree = found.tree
-    if tree is None:
-        return []
-    shape = f"{tree.total_tokens} drafts a round, depth {tree.depth}, top {tree.top_k}"
-    return [
-        ("acceptance length with trees", f"{tree.acceptance_length:.3f} tokens per target forward, {shape}")
-    ]
+    columns = ("step", "loss of step 0", "top-1", "acceptance length", "acceptance by draft step")
+    return Section("training", "Training", tables=filled([facts, table("Held-out samples", columns, rows)]))
 
 
 def _timeline(view: Overview) -> Section:
@@ -325,11 +266,11 @@ def _timeline(view: Overview) -> Section:
     wrong = [(at_minute(i.at), i.kind, i.text, i.mended or "open") for i in view.incidents]
     moved = [(at_minute(m.at), m.name, m.reason) for m in view.status.set_aside]
     tables = [
-        _table("Attempts", columns, rows),
-        _table("Incidents", ("when (UTC)", "what", "text", "mended"), wrong),
-        _table("Set aside", ("when (UTC)", "name", "reason"), moved),
+        table("Attempts", columns, rows),
+        table("Incidents", ("when (UTC)", "what", "text", "mended"), wrong),
+        table("Set aside", ("when (UTC)", "name", "reason"), moved),
     ]
-    return Section("timeline", "Timeline", tables=_filled(tables), empty="Nothing was run yet.")
+    return Section("timeline", "Timeline", tables=filled(tables), empty="Nothing was run yet.")
 
 
 def _did(attempt: AttemptView) -> str:
@@ -338,37 +279,7 @@ def _did(attempt: AttemptView) -> str:
 
 def _provenance(view: Overview) -> Section:
     rows = [(fact.group, fact.name, fact.value) for fact in view.provenance]
-    return Section("provenance", "Provenance", tables=(_table("", ("of", "what", "value"), rows),))
-
-
-def _by_count(counts: dict[str, int]) -> list[tuple[str, int]]:
-    return sorted(counts.items(), key=lambda entry: entry[1], reverse=True)
-
-
-def _rates(rates: Sequence[float]) -> str:
-    return " ".join(f"{rate:.2f}" for rate in rates)
-
-
-def _count(value: int | None, key: str) -> Cell:
-    return Cell("" if value is None else format_count(value), key, value, number=True)
-
-
-def _pairs(pairs: Iterable[tuple[str, str]]) -> Table:
-    return Table("", (), tuple((Cell(name), Cell(text)) for name, text in pairs))
-
-
-def _table(title: str, columns: tuple[str, ...], rows: Sequence[Sequence[object]]) -> Table:
-    return Table(title, columns, tuple(tuple(_cell(value) for value in row) for row in rows))
-
-
-def _cell(value: object) -> Cell:
-    if isinstance(value, int):
-        return Cell(f"{value:,}", number=True)
-    return Cell(str(value))
-
-
-def _filled(tables: Sequence[Table]) -> tuple[Table, ...]:
-    return tuple(table for table in tables if table.rows)
+    return Section("provenance", "Provenance", tables=(table("", ("of", "what", "value"), rows),))
 
 
 def project_name(view: Overview) -> str:

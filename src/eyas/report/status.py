@@ -65,6 +65,24 @@ class Disk:
 
 
 @dataclass(frozen=True)
+class Waves:
+    """The store of a project with a bound: which samples lie in it now, and how far its waves are.
+
+    ``waves_over`` of ``waves`` are trained and gone; both are None before the first of them was planned.
+    ``captures`` counts a sample once for each time that it is captured. ``stored`` samples lie on disk,
+    ``released`` ones did; with the pending, failed and set-aside ones they are all there are.
+    """
+
+    max_bytes: int
+    store_bytes: int
+    stored: int
+    released: int
+    waves_over: int | None
+    waves: int | None
+    captures: int | None
+
+
+@dataclass(frozen=True)
 class ProjectStatus:
     """One look at a project.
 
@@ -85,6 +103,7 @@ class ProjectStatus:
     training: TrainingStatus | None
     servers: tuple[ServerStatus, ...]
     disk: Disk
+    waves: Waves | None
     project_bytes: int
     free_bytes: int
     set_aside_samples: int
@@ -133,6 +152,7 @@ def project_status(project: Project, suffix: str = "") -> ProjectStatus:
         training=training_status(project),
         servers=servers,
         disk=disk,
+        waves=_waves(project, views, sizes.get("store", 0)),
         project_bytes=disk.used_bytes,
         free_bytes=disk.free_bytes,
         set_aside_samples=set_aside,
@@ -143,6 +163,12 @@ def project_status(project: Project, suffix: str = "") -> ProjectStatus:
         next_command=_next_command(views, holder, set_aside, suffix, damaged),
         then=_then(views, now),
     )
+
+
+def is_finished(project: Project) -> bool:
+    """Whether nothing is left to be done: every stage is, and nothing is damaged."""
+    views, problems, _ = _look(project)
+    return not problems and all(view.finished for view in views)
 
 
 def _look(project: Project) -> tuple[list[StageView], list[str], list[str]]:
@@ -162,6 +188,9 @@ def _look(project: Project) -> tuple[list[StageView], list[str], list[str]]:
             if not any(known.partition(": ")[2] == problem.partition(": ")[2] for known in problems):
                 problems.append(problem)
             views.append(StageView(stage.name, "waiting", detail={"problem": _first_line(error)}))
+    if not project.layout.ledger.exists() and any(project.layout.segments.glob("*.safetensors")):
+        damages.append("extract: the ledger is gone; eyas run rebuilds it from the segments")
+        problems.append(damages[-1])
     return views, problems, damages
 
 
@@ -194,6 +223,28 @@ def _disk(project: Project, used: int, problems: list[str], *, finished: bool) -
         room_bytes=found.room_bytes if found else None,
         fits=found.fits if found else None,
         low=low,
+    )
+
+
+def _waves(project: Project, views: list[StageView], store_bytes: int) -> Waves | None:
+    """What extract says of waves; None while the store has no bound."""
+    bound = project.config.store.bound_bytes
+    detail = next((view.detail for view in views if view.name == "extract"), {})
+    if bound is None:
+        return None
+
+    def count(key: str) -> int | None:
+        value = detail.get(key)
+        return value if isinstance(value, int) else None
+
+    return Waves(
+        max_bytes=bound,
+        store_bytes=store_bytes,
+        stored=count("stored") or 0,
+        released=count("released") or 0,
+        waves_over=count("waves_over"),
+        waves=count("waves"),
+        captures=count("captures"),
     )
 
 

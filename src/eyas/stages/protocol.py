@@ -15,6 +15,7 @@ from typing import Literal, Protocol, cast
 from eyas.base.progress import Progress
 from eyas.base.stop import StopFlag
 from eyas.stages.project import Project
+from eyas.stages.waves import Feed
 from eyas.store.ledger import Ledger
 
 StageState = Literal["waiting", "pending", "partial", "done", "stale", "skipped"]
@@ -60,12 +61,17 @@ class Damage:
 
 @dataclass(frozen=True)
 class RunContext:
-    """What the work of a stage is given."""
+    """What the work of a stage is given.
+
+    Args:
+        feed: of a capture that runs beside training: what it may capture.
+    """
 
     ledger: Ledger
     progress: Progress
     stop: StopFlag
     attempt: int
+    feed: Feed | None = None
 
 
 class Stage(Protocol):

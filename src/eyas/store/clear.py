@@ -1,11 +1,12 @@
 """What may be removed from a project because it is provably held elsewhere or was never finished.
 
-Three kinds, and nothing else: segments whose every sample another whole segment holds, temporary files of
-processes that are gone, and checkpoints beyond those that are kept.
+Four kinds, and nothing else: segments whose every sample another whole segment holds, released segments whose
+removal was cut off, temporary files of processes that are gone, and checkpoints beyond those that are kept.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -14,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from eyas.base.errors import FormatTooNew, SegmentDamaged
+from eyas.base.errors import EyasError, FormatTooNew, SegmentDamaged
 from eyas.base.files import TEMPORARY_SUFFIX, fsync_folder, read_json, tree_bytes
 from eyas.base.layout import Layout
 from eyas.base.progress import Progress, SilentProgress
-from eyas.base.seal import is_sealed, seal_faults
+from eyas.base.seal import is_sealed, read_seal, seal_faults
 from eyas.base.stop import StopFlag
 from eyas.store.ledger import Ledger
 from eyas.store.ledger_moves import forget_segment, segment_of, segment_uses
@@ -28,7 +29,7 @@ from eyas.store.segment_header import SegmentHeader, read_header
 _TEMPORARY = re.compile(r"\..+\.(?P<pid>\d+)" + re.escape(TEMPORARY_SUFFIX))
 _CHECKPOINT = re.compile(r"step-\d{8}")
 
-RemovalKind = Literal["superseded", "temporary", "checkpoint"]
+RemovalKind = Literal["superseded", "released", "temporary", "checkpoint"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ def find_removable(layout: Layout, ledger: Ledger, keep_checkpoints: int) -> lis
     """All that may be removed; reads headers, no tensors. The caller holds the project lock."""
     return [
         *_superseded(layout, ledger),
+        *_released(layout, ledger),
         *_temporaries(layout),
         *_old_checkpoints(layout, keep_checkpoints),
     ]
@@ -94,6 +96,13 @@ def _superseded(layout: Layout, ledger: Ledger) -> Iterator[Removal]:
         if use.is_superseded and use.num_samples > 0 and (layout.segments / use.name).is_file():
             why = f"other segments hold its {use.num_samples} samples"
             yield Removal(layout.segments / use.name, "superseded", use.num_bytes, why)
+
+
+def _released(layout: Layout, ledger: Ledger) -> Iterator[Removal]:
+    for segment in ledger.segments(state="released"):
+        if (layout.segments / segment.name).is_file():
+            why = f"its {segment.num_samples} samples are trained on and released"
+            yield Removal(layout.segments / segment.name, "released", segment.num_bytes, why)
 
 
 def _held_elsewhere(
@@ -158,6 +167,8 @@ def _old_checkpoints(layout: Layout, keep: int) -> Iterator[Removal]:
         return
     sealed = [path for path in sorted(layout.checkpoints.glob("step-*")) if is_sealed(path)]
     sealed = [path for path in sealed if _CHECKPOINT.fullmatch(path.name)]
+    if sealed and _is_unvalidated(sealed[-1]):
+        keep += 1  # it will be replaced: the one before stands in for it meanwhile, as the trainer has it
     kept = sealed[max(0, len(sealed) - keep) :]
     try:
         best = {_best_step(path) for path in kept}
@@ -170,6 +181,13 @@ def _old_checkpoints(layout: Layout, keep: int) -> Iterator[Removal]:
         if int(path.name.removeprefix("step-")) not in best:
             why = f"{keep} newer ones are kept, and it is not the best"
             yield Removal(path, "checkpoint", tree_bytes(path), why)
+
+
+def _is_unvalidated(path: Path) -> bool:
+    """Whether the validation that was due at a checkpoint was cut off."""
+    with contextlib.suppress(EyasError, OSError, ValueError, KeyError, TypeError):
+        return bool(read_seal(path)["about"].get("unvalidated"))
+    return False
 
 
 def _best_step(path: Path) -> int | None:

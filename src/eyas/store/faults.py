@@ -18,9 +18,10 @@ FaultKind = Literal[
     "foreign",  # a file that eyas did not write
     "unknown",  # a segment that the ledger does not have yet
     "temporary",  # what a killed writer left
+    "released",  # a segment whose samples are over; the next run removes it
 ]
 
-_INFORMATION = frozenset({"unknown", "temporary"})
+_INFORMATION = frozenset({"unknown", "temporary", "released"})
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """The ledger: the state of every sample and segment; standard library only.
 
 A sample is ``pending``, ``in_flight`` (leased by an attempt), ``stored`` in one segment, ``failed``
-(to be tried again) or ``set_aside`` (failed too often). Only listed samples are counted: those that
-data/samples holds now. One writer at a time is the caller's duty (the project lock).
+(to be tried again), ``set_aside`` (failed too often) or ``released`` (trained on, no longer on disk).
+Only listed samples are counted: those that data/samples holds now. One writer at a time is the caller's
+duty (the project lock).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from eyas.base.errors import DataError
 from eyas.store.entry import SampleEntry
 from eyas.store.ledger_history import Event, LedgerHistory
 
-SAMPLE_STATES = ("pending", "in_flight", "stored", "failed", "set_aside")
+SAMPLE_STATES = ("pending", "in_flight", "stored", "failed", "set_aside", "released")
 DOUBTFUL = "doubtful"
 """Stands for the boot under which a segment was verified, when its hashes were found wrong."""
 
@@ -56,7 +57,7 @@ class SegmentRecord:
     """What the ledger knows of a segment.
 
     Args:
-        state: ``present``, or ``set_aside`` when it was moved away.
+        state: ``present``, ``set_aside`` when it was moved away, or ``released`` when its samples are over.
         verified_at: when every hash was last checked, under that boot and mount; None when never.
     """
 
@@ -126,6 +127,11 @@ class Ledger(LedgerHistory):
             ):
                 counts[state] = StateCount(samples, tokens)
         return counts
+
+    def num_captured(self) -> int:
+        """Listed samples that were captured: stored now, or released since."""
+        counts = self.counts()
+        return counts["stored"].samples + counts["released"].samples
 
     def pending(self, order: Literal["length", "id"] = "length") -> list[str]:
         """Ids of the samples that are left to do: pending ones, and failed ones that may be tried again."""
@@ -325,7 +331,7 @@ class Ledger(LedgerHistory):
         return None if row is None else str(row[0])
 
     def segments(self, *, state: str | None = "present") -> list[SegmentRecord]:
-        """Segments by name; ``state`` None gives those set aside as well."""
+        """Segments by name; ``state`` None gives those set aside and released as well."""
         where = "" if state is None else "WHERE state = :state"
         with self.reading() as connection:
             rows = connection.execute(

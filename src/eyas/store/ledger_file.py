@@ -14,7 +14,8 @@ from eyas.base.clock import utc_now_text
 from eyas.base.errors import DamageFound, DiskFull, EyasError, FormatTooNew, NotReady, StorageFailed
 from eyas.base.storage import is_full
 
-LEDGER_FORMAT = 1
+LEDGER_FORMAT = 2
+"""1 knew no released samples and segments; such a ledger is brought to 2 when it is opened for writing."""
 
 _BUSY_SECONDS = 30.0
 _CACHE_KIB = 64 << 10  # used only as far as needed; ids are random, so a small cache thrashes at 1e6 rows
@@ -23,8 +24,7 @@ _DAMAGE_CODES = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 # A sample that is stored but no longer listed in data/samples stays known (listed = 0): should the
 # data list it again, it is not captured twice.
-_TABLES = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+_SAMPLE_TABLES = """
 CREATE TABLE samples (
     id TEXT PRIMARY KEY,
     length INTEGER NOT NULL,
@@ -32,7 +32,7 @@ CREATE TABLE samples (
     split TEXT NOT NULL,
     source TEXT NOT NULL,
     state TEXT NOT NULL DEFAULT 'pending'
-        CHECK (state IN ('pending', 'in_flight', 'stored', 'failed', 'set_aside')),
+        CHECK (state IN ('pending', 'in_flight', 'stored', 'failed', 'set_aside', 'released')),
     segment TEXT,
     failures INTEGER NOT NULL DEFAULT 0,
     reason TEXT,
@@ -52,8 +52,12 @@ CREATE TABLE segments (
     verified_at TEXT,
     verified_boot TEXT,
     verified_mount TEXT,
-    state TEXT NOT NULL DEFAULT 'present' CHECK (state IN ('present', 'set_aside'))
+    state TEXT NOT NULL DEFAULT 'present' CHECK (state IN ('present', 'set_aside', 'released'))
 ) WITHOUT ROWID;
+"""
+_TABLES = f"""
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+{_SAMPLE_TABLES}
 CREATE TABLE failures (
     sample TEXT NOT NULL, attempt INTEGER, reason TEXT NOT NULL, at TEXT NOT NULL
 );
@@ -119,6 +123,7 @@ class LedgerFile:
                 connection.execute("PRAGMA synchronous = FULL")
                 connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
                 _create_tables(connection)
+                _bring_up_to_date(connection)
             except BaseException:
                 connection.close()
                 raise
@@ -246,6 +251,31 @@ def _create_tables(connection: sqlite3.Connection) -> None:
                 "INSERT INTO meta VALUES (?, ?)",
                 [("format", str(LEDGER_FORMAT)), ("created_at", utc_now_text())],
             )
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _bring_up_to_date(connection: sqlite3.Connection) -> None:
+    """Give a ledger of format 1 the states that it lacks: a check cannot be changed, so tables are copied."""
+    found = connection.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
+    if found is None or found[0] != "1":
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        for name in ("samples", "segments"):
+            connection.execute(f"ALTER TABLE {name} RENAME TO old_{name}")
+        for index in ("samples_by_state", "samples_by_segment"):
+            connection.execute(f"DROP INDEX {index}")
+        for statement in _SAMPLE_TABLES.split(";"):
+            if statement.strip():
+                connection.execute(statement)
+        for name in ("samples", "segments"):
+            connection.execute(f"INSERT INTO {name} SELECT * FROM old_{name}")
+            connection.execute(f"DROP TABLE old_{name}")
+        connection.execute("UPDATE meta SET value = ? WHERE key = 'format'", (str(LEDGER_FORMAT),))
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:

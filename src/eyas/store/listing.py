@@ -55,6 +55,12 @@ class Listing:
         text = self.ids[indices].tobytes().decode()
         return [text[start : start + _ID_DIGITS] for start in range(0, len(text), _ID_DIGITS)]
 
+    def only(self, ids: Iterable[str]) -> Listing:
+        """Those of ``ids`` that are listed, ascending by id."""
+        wanted = np.array(sorted(ids), dtype=self.ids.dtype)
+        places = np.flatnonzero(np.isin(self.ids, wanted))
+        return Listing(self.ids[places], self.lengths[places], self.is_left[places])
+
     def left(self) -> set[str]:
         """Ids of what is left to do."""
         return set(self.id_texts(np.flatnonzero(self.is_left)))

@@ -27,6 +27,7 @@ _WOULD = {
     "foreign": "set aside",
     "unknown": "adopted when every hash holds",
     "temporary": "left for eyas store gc",
+    "released": "left for the next run or eyas store gc",
     "format": "left alone: a newer eyas wrote it",
 }
 

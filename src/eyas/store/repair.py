@@ -16,11 +16,13 @@ from eyas.base.errors import DamageFound, FormatTooNew, SegmentDamaged
 from eyas.base.layout import Layout
 from eyas.base.progress import Progress, SilentProgress
 from eyas.base.seal import is_sealed
+from eyas.base.units import counted
 from eyas.store.faults import Fault
 from eyas.store.ledger import Ledger, SegmentRecord, StoredSize
 from eyas.store.ledger_history import Event
 from eyas.store.place import mount_identity
 from eyas.store.recipe import read_store_recipe
+from eyas.store.release import settle_rebuilt
 from eyas.store.samples import iter_sample_index
 from eyas.store.segment import SegmentReader, verify_segment
 from eyas.store.segment_header import SegmentHeader, read_header, segment_number
@@ -63,10 +65,13 @@ def set_aside_segment(layout: Layout, ledger: Ledger, name: str, reason: str) ->
 
 
 def unknown_segments(layout: Layout, ledger: Ledger) -> list[str]:
-    """Names of segment files in the folder that the ledger does not have, sorted."""
+    """Names of segment files in the folder that the ledger does not have, sorted.
+
+    One that is released is known: it is removed by the next run, and never taken in again.
+    """
     if not layout.segments.is_dir():
         return []
-    known = {segment.name for segment in ledger.segments()}
+    known = {segment.name for state in ("present", "released") for segment in ledger.segments(state=state)}
     names = (path.name for path in layout.segments.iterdir() if segment_number(path.name) is not None)
     return sorted(name for name in names if name not in known)
 
@@ -136,7 +141,7 @@ def _whole_header(path: Path, recipe_hash: str | None) -> tuple[SegmentHeader | 
         return None, Fault(path, "header", str(error))
     if faults:
         sample, why = next(iter(faults.items()))
-        return None, Fault(path, "content", f"{len(faults)} samples damaged; {sample}: {why}")
+        return None, Fault(path, "content", f"{counted(len(faults), 'sample')} damaged; {sample}: {why}")
     return header, None
 
 
@@ -178,10 +183,10 @@ def repair(
         name = fault.path.name
         if fault.kind in _SET_ASIDE_KINDS:
             ids = set_aside_segment(layout, ledger, name, f"{fault.kind}: {fault.detail}")
-            done.append(f"{name}: set aside, {len(ids)} samples pending again ({fault.detail})")
+            done.append(f"{name}: set aside, {counted(len(ids), 'sample')} pending again ({fault.detail})")
         elif fault.kind == "missing":
             ids = set_aside_segment(layout, ledger, name, fault.detail)
-            done.append(f"{name}: missing, {len(ids)} samples pending again")
+            done.append(f"{name}: missing, {counted(len(ids), 'sample')} pending again")
         elif fault.kind == "ledger" and fault.path.parent == layout.segments:
             ledger.release_segment(name)
             done.append(f"{name}: ledger entry dropped, to be adopted anew ({fault.detail})")
@@ -239,6 +244,7 @@ def rebuild_ledger(
                 if event.kind == TODO_EVENT:
                     restore_todo(ledger, event)
     adoption = adopt_unknown(layout, ledger, recipe_hash, progress)
+    settle_rebuilt(layout, ledger)
     ledger.event("ledger_rebuilt", {"segments": len(adoption.segments), "samples": adoption.num_samples})
     return adoption
 

@@ -175,6 +175,7 @@ def _examine(layout: Layout, ledger: Ledger | None) -> tuple[list[Fault], dict[P
 
 def _examine_with(layout: Layout, ledger: Ledger | None) -> tuple[list[Fault], dict[Path, int]]:
     known = {} if ledger is None else {segment.name: segment for segment in ledger.segments()}
+    released = set() if ledger is None else {segment.name for segment in ledger.segments(state="released")}
     used = {} if ledger is None else ledger.stored_counts()
     recipe_hash, faults = _store_recipe(layout, bool(known))
     whole: dict[Path, int] = {}
@@ -185,6 +186,8 @@ def _examine_with(layout: Layout, ledger: Ledger | None) -> tuple[list[Fault], d
             faults.append(Fault(path, "temporary", "left by a writer that was killed"))
         elif segment_number(path.name) is None or not path.is_file():
             faults.append(Fault(path, "foreign", "not a file that eyas writes here"))
+        elif path.name in released:
+            faults.append(Fault(path, "released", "trained on and released; its removal was cut off"))
         else:
             present.add(path.name)
             record = known.get(path.name)
@@ -229,7 +232,7 @@ def _examine_segment(
     ids = tuple(ledger.samples_of(path.name)) if ledger is not None and record is not None else ()
     num_bytes = path.stat().st_size
     if record is not None and num_bytes != record.num_bytes:
-        detail = f"{num_bytes} bytes long, committed with {record.num_bytes}"
+        detail = f"{num_bytes:,} bytes long, committed with {record.num_bytes:,}"
         return [Fault(path, "size", detail, ids)], None
     try:
         header = read_header(path)

@@ -198,7 +198,7 @@ def _decode(path: Path, header: bytes, num_bytes: int) -> SegmentHeader:
     _check_offsets(path, tensors)
     end = len(header) + max((entry.end for entry in tensors.values()), default=0)
     if end != num_bytes:
-        raise damaged(path, f"{num_bytes} bytes long, written with {end}")
+        raise damaged(path, f"{num_bytes:,} bytes long, written with {end:,}")
     ids = tuple(json.loads(metadata["samples"]))
     return SegmentHeader(metadata["recipe"], checksum, len(header), end, tensors, ids)
 

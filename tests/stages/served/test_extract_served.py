@@ -38,7 +38,14 @@ def test_a_whole_extraction(
     assert "every layer and the last state compared with transformers" in done.err
     assert servers.modes == ["capture"]
     total = num_samples(project)
-    assert counts_of(project) == {"stored": total, "pending": 0, "in_flight": 0, "failed": 0, "set_aside": 0}
+    assert counts_of(project) == {
+        "stored": total,
+        "pending": 0,
+        "in_flight": 0,
+        "failed": 0,
+        "set_aside": 0,
+        "released": 0,
+    }
     assert require_true_states(project, target) == total
     assert [p.name for p in (tmp_path / "dumps-0").iterdir()] == ["eyas-owner.json"], "dumps stay behind"
     assert eyas("verify", "--deep", "--project", project).code == 0

@@ -113,6 +113,23 @@ def test_every_fault_of_a_capture_is_caused_here() -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_the_stand_in_computes_each_prompt_once(
+    engine: Engine, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, ...]] = []
+    states = TinyModel.states
+
+    def counted(self: TinyModel, tokens: Sequence[int], layers: Sequence[int] | None = None) -> States:
+        asked.append(tuple(tokens))
+        return states(self, tokens, layers)
+
+    monkeypatch.setattr(TinyModel, "states", counted)
+    taken, failed, _, _ = one_run(tiny, tmp_path, engine, [], rounds=1)
+    assert (len(taken), failed) == (NUM_SAMPLES, {})
+    assert len(asked) == NUM_SAMPLES + 1  # and the canary
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kind", sorted(CODES))
 def test_a_fault_at_every_request(kind: str, engine: Engine, tiny: Tiny, tmp_path: Path) -> None:
     seen: Counter[str] = Counter()

@@ -17,6 +17,7 @@ from eyas.hosts.host import Here, Host
 from eyas.recovery.doctor import Diagnosis, diagnose
 from eyas.recovery.findings import Line
 from eyas.recovery.scene import Scene
+from eyas.report.status import project_status
 
 _INDENT = 20
 
@@ -46,7 +47,10 @@ def doctor(
         return found.exit_code
     print("\n".join(folded(line, _INDENT) for line in render(found, verbose, common.suffix)))
     note(f"\n{summary(found)}")
-    next_command(next_of(found, common.suffix))
+    if found.findings or not host.is_here:
+        next_command(next_of(found, common.suffix))
+    else:  # nothing to mend; there may be work that is left
+        next_command(project_status(project, common.suffix).next_command)
     return found.exit_code
 
 

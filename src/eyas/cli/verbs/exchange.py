@@ -12,10 +12,11 @@ from eyas.base.errors import DamageFound
 from eyas.base.progress import Progress
 from eyas.base.stop import StopFlag
 from eyas.base.storage import named_storage_errors
+from eyas.base.units import counted, format_bytes, format_count
 from eyas.cli.common import Common
 from eyas.cli.output import next_command, note, print_json, table
 from eyas.cli.progress import listener
-from eyas.cli.verbs.store import writing
+from eyas.cli.verbs.store import refuse_bound, writing
 from eyas.pipeline.signals import stop_on_signals
 from eyas.stages.project import Project
 from eyas.store.repair import open_or_rebuild
@@ -54,6 +55,7 @@ def import_(
     from eyas.store.layouts.naming import DEFAULT_LAST, find_files
 
     project = common.open()
+    refuse_bound(project, "an import may be larger than the bound, and belongs to no wave")
     name, _ = find_files(folder, layout)
     work: Any = import_module("eyas.stages.exchange.incoming")
     recipe = work.import_recipe(project, fingerprint, computed_in)
@@ -106,14 +108,15 @@ def _show_import(result: Any, common: Common, again: str | None) -> None:
         shown = result.left[:_MOST_FILES_SHOWN]
         table(None, ["left alone", "because", "why"], [[str(f.path), f.kind, f.why] for f in shown])
         if len(result.left) > len(shown):
-            note(f"and {len(result.left) - len(shown)} more; --json names all")
+            note(f"and {format_count(len(result.left) - len(shown))} more; --json names all")
     if again is not None:
-        note(f"{num_fit} of {result.num_files} files would be imported")
+        note(f"{format_count(num_fit)} of {counted(result.num_files, 'file')} would be imported")
         next_command(f"{again}{common.suffix}" if num_fit else None)
         return
     note(
-        f"{result.num_stored} samples imported ({result.num_tokens} tokens) from {result.num_files} files, "
-        f"{result.num_known} known already, {len(result.left)} files left alone"
+        f"{counted(result.num_stored, 'sample')} imported ({counted(result.num_tokens, 'token')}) from "
+        f"{counted(result.num_files, 'file')}, {format_count(result.num_known)} known already, "
+        f"{counted(len(result.left), 'file')} left alone"
     )
     next_command(f"eyas extract{common.suffix}")
 
@@ -137,7 +140,6 @@ def export(
         split: only this one.
         dry_run: say how much it would be and write nothing.
     """
-    from eyas.base.units import format_bytes
     from eyas.store.layouts.naming import DEFAULT_LAST
     from eyas.store.ledger import Ledger
 
@@ -145,13 +147,18 @@ def export(
     if dry_run:
         with Ledger.open_read_only(project.layout.ledger) as ledger:
             count = sum(1 for _ in ledger.stored(split))
+            released = ledger.counts()["released"].samples
             num_bytes = sum(segment.num_bytes for segment in ledger.segments())
         if common.json:
-            print_json({"samples": count, "stored_bytes": num_bytes})
+            print_json({"samples": count, "stored_bytes": num_bytes, "released": released})
         else:
-            note(f"{count} samples would be written; all of the store is {format_bytes(num_bytes)}")
-            words = ["eyas", "store", "export", str(folder), "--layout", layout]
-        next_command(f"{shlex.join(words)}{common.suffix}" if count else None)
+            size = format_bytes(num_bytes)
+            note(f"{counted(count, 'sample')} would be written; all of the store is {size}")
+            _note_released(released)
+            options = (("--layout", layout), ("--last", last), ("--split", split))
+            words = [word for name, value in options if value is not None for word in (name, value)]
+            again = shlex.join(["eyas", "store", "export", str(folder), *words])
+            next_command(f"{again}{common.suffix}" if count else None)
         return 0
     work: Any = import_module("eyas.stages.exchange.outgoing")
     stop = StopFlag()
@@ -165,9 +172,18 @@ def export(
             progress=listener("export", common.json),
             stop=stop,
         )
+    with Ledger.open_read_only(project.layout.ledger) as ledger:
+        released = ledger.counts()["released"].samples
     if common.json:
-        print_json({"samples": count, "folder": str(folder), "layout": layout})
+        print_json({"samples": count, "folder": str(folder), "layout": layout, "released": released})
     else:
-        note(f"{count} samples written to {folder}")
+        note(f"{counted(count, 'sample')} written to {folder}")
+        _note_released(released)
         next_command(None)
     return 0
+
+
+def _note_released(count: int) -> None:
+    """Say what an export cannot hold."""
+    if count:
+        note(f"{counted(count, 'sample')} released (store.max_bytes), not among them")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from eyas.base.errors import DamageFound, UsageError
+from eyas.base.units import counted
 from eyas.cli.common import Common
 from eyas.cli.output import next_command, note, print_json, table
 from eyas.config.target_facts import read_target_facts
@@ -71,7 +72,7 @@ def inspect(
         if finding.hint:
             print(f"    hint: {finding.hint}")
     counts = {s: sum(f.severity == s for f in found.findings) for s in _MARKS}
-    note(f"\n{counts['fault']} faults, {counts['warning']} warnings, {counts['note']} notes")
+    note("\n" + ", ".join(counted(count, severity) for severity, count in counts.items()))
     if target is None and found.kind == "eagle3 export":
         next_command(f"eyas inspect {folder} --target FOLDER, which also compares it with its target")
     return DamageFound.exit_code if found.faults else 0

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from eyas.base.errors import UsageError
-from eyas.base.units import format_count
+from eyas.base.units import format_amount, format_bytes, format_count, format_numbers, format_rate
 from eyas.cli.common import Common
 from eyas.cli.output import next_command, note
 from eyas.pipeline.attempt import attempt_folders, read_events
@@ -60,16 +61,54 @@ def _folder(logs_folder: Path, attempt: int | None) -> Path | None:
 
 
 def line(event: dict[str, Any]) -> str:
-    """One event for people."""
-    at, kind = event.get("at", ""), event.get("event", "")
-    if kind == "progress":
-        text = (
-            f"{event['stage']}: {event['label']} {format_count(event['done'])} of "
-            f"{format_count(event['total'])} {event['unit']}, {event['rate']:.4g}/s"
-        )
-    elif kind == "message":
-        text = f"{event['stage']}: {event['text']}"
-    else:
-        rest = {k: v for k, v in event.items() if k not in ("at", "event") and v is not None}
-        text = f"{kind} " + " ".join(f"{k}={json.dumps(v, ensure_ascii=False)}" for k, v in rest.items())
-    return f"{at}  {text}"
+    """One event for people; ``--json`` has all of it."""
+    kind = str(event.get("event", ""))
+    say = _SAID.get(kind, _anything)
+    try:
+        text = say(event)
+    except (KeyError, TypeError, ValueError, AttributeError):  # written by another version
+        text = _anything(event)
+    return f"{event.get('at', '')}  {text}"
+
+
+def _progress(event: dict[str, Any]) -> str:
+    done = format_bytes(event["done"]) if event["unit"] == "bytes" else format_count(event["done"])
+    count = f"{event['stage']}: {event['label']} {done} of {format_amount(event['total'], event['unit'])}"
+    return f"{count}, {format_rate(event['rate'], event['unit'])}" if event["rate"] else count
+
+
+def _attempt_ended(event: dict[str, Any]) -> str:
+    why = "".join(f"; {event[key]}" for key in ("what", "hint") if event.get(key))
+    return f"attempt ended: {event['outcome']}{why}"
+
+
+def _stage_ended(event: dict[str, Any]) -> str:
+    return f"{event['stage']} ended: {format_numbers(event['numbers']) or 'done'}"
+
+
+def _todo(event: dict[str, Any]) -> str:
+    evidence = f": {event['evidence']}" if event.get("evidence") else ""
+    return f"todo {event['id']} {event['status'].replace('_', ' ')}: {event['content']}{evidence}"
+
+
+def _phase(event: dict[str, Any]) -> str:
+    outcome = f": {event['outcome']}" if event.get("outcome") else ""
+    return f"phase {event['id']} {event['status']}{outcome}"
+
+
+def _anything(event: dict[str, Any]) -> str:
+    rest = {k: v for k, v in event.items() if k not in ("at", "event") and v is not None}
+    words = (f"{k}={json.dumps(v, ensure_ascii=False)}" for k, v in rest.items())
+    return " ".join([str(event.get("event", "")), *words])
+
+
+_SAID: dict[str, Callable[[dict[str, Any]], str]] = {
+    "progress": _progress,
+    "message": lambda event: f"{event['stage']}: {event['text']}",
+    "attempt started": lambda event: f"attempt started: eyas {event['verb']}, process {event['pid']}",
+    "attempt ended": _attempt_ended,
+    "stage started": lambda event: f"{event['stage']} started ({event['action']}): {event['why']}",
+    "stage ended": _stage_ended,
+    "todo": _todo,
+    "phase": _phase,
+}

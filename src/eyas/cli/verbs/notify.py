@@ -37,8 +37,13 @@ def notify(
         note("sent")
         return 0
     run = Watched(pid, attempts) if pid is not None else None
+
+    def ready() -> None:
+        until = "Ctrl-C ends it" if pid is None else f"ends with process {pid}"
+        note(f"watching {project.layout.root.name} for {', '.join(settings.on).replace('_', ' ')}; {until}")
+
     try:
-        watch(common.open, sender(settings), suffix=common.suffix, every=every, run=run)
+        watch(common.open, sender(settings), suffix=common.suffix, every=every, run=run, ready=ready)
     except KeyboardInterrupt:
         return 0
     return 0

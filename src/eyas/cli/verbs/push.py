@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from eyas.base.errors import HostUnreachable, UsageError
+from eyas.base.units import counted
 from eyas.cli.common import Common
 from eyas.cli.output import next_command, note, print_json
 from eyas.hosts.declared import declared, open_host
@@ -58,7 +59,7 @@ def push(
         return 0
     for name in done.set_aside:
         note(f"{name} was different there: moved to set-aside/ there")
-    note(f"{spec.name}:{done.project}: {len(done.sent)} files sent, {len(done.kept)} were there")
+    note(f"{spec.name}:{done.project}: {counted(len(done.sent), 'file')} sent, {len(done.kept)} were there")
     if started:
         note(started)
     then = "logs --follow" if run else "run --detach"

@@ -46,7 +46,8 @@ def recover(
 
     def say(text: str) -> None:
         if not common.json:
-            note(placed(text, common.suffix, PROJECT_VERBS))
+            # a command that is cut in two by the fold cannot be copied
+            note(placed(text, common.suffix, PROJECT_VERBS), indent=None if "eyas " in text else 4)
 
     result = carry_out(Bench(scene, yes_stop_services, say, resume_words=words), only)
     if common.json:
@@ -72,6 +73,8 @@ def _show_plan(scene: Scene, common: Common) -> int:
         return 0
     if scene.holder is not None and not steps:
         note(f"eyas {scene.holder.verb} is at work (process {scene.holder.pid}): nothing to recover")
+    elif not steps:
+        note("nothing to recover")
     if steps:
         numbers = {step.key: number for number, step in enumerate(steps, 1)}
         rows = [[numbers[step.key], step.content, step.key, _after(step, numbers)] for step in steps]
@@ -84,7 +87,8 @@ def _show_plan(scene: Scene, common: Common) -> int:
         note(f"needs you: {key}: {placed(reason, common.suffix, PROJECT_VERBS)}")
     stops = any(key.startswith("service:") for key in blocked)
     flag = " --yes-stop-services" if stops else ""
-    next_command(f"eyas recover{flag}{common.suffix}" if steps else None)
+    left = project_status(scene.project, common.suffix).next_command
+    next_command(f"eyas recover{flag}{common.suffix}" if steps else left)
     return 0
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from eyas.base.units import counted
 from eyas.cli.common import Common
 from eyas.cli.output import next_command, note, print_json
 
@@ -85,10 +86,11 @@ def fake(
         print_json({"url": server.url, "pid": os.getpid(), "engine": engine, "mode": mode})
     else:
         print(server.url)
-        note(f"{engine}, {mode}, {len(server.settings.faults)} faults on order; Ctrl-C ends it")
+        note(f"{engine}, {mode}, {counted(len(server.settings.faults), 'fault')} on order; Ctrl-C ends it")
         next_command(f"eyas extract --set target.kind={engine} --set 'serve.urls=[\"{server.url}\"]'")
     sys.stdout.flush()
     ended.wait()
     server.close()
-    note(f"{server.requests} requests; faults caused: {dict(sorted(server.caused.items())) or 'none'}")
+    caused = ", ".join(f"{kind} {count}" for kind, count in sorted(server.caused.items()))
+    note(f"{counted(server.requests, 'request')}; faults caused: {caused or 'none'}")
     return 0

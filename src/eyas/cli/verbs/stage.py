@@ -54,7 +54,7 @@ def extract(
     detach: bool = False,
     common: Common = _COMMON,
 ) -> int:
-    """Capture hidden states of every sample that the store does not hold yet.
+    """Capture hidden states of every sample that the store does not hold yet; at most store.max_bytes.
 
     Args:
         redo: set the present store aside and capture everything anew.
@@ -69,6 +69,8 @@ def train(
     *, redo: bool = False, dry_run: bool = False, detach: bool = False, common: Common = _COMMON
 ) -> int:
     """Train the drafter from the store; goes on from the newest whole checkpoint.
+
+    With store.max_bytes it trains the waves that are captured; eyas run captures and trains in turn.
 
     Args:
         redo: set the present drafter aside and train from the start.

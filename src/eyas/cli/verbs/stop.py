@@ -12,6 +12,8 @@ from eyas.base.process import process_start_ticks
 from eyas.cli.common import Common
 from eyas.cli.output import next_command, note, print_json
 from eyas.pipeline.lock import current_holder
+from eyas.report.status import project_status
+from eyas.stages.project import Project
 
 
 def stop(*, wait: float = 30.0, common: Common = Common()) -> int:  # noqa: B008 - frozen
@@ -20,10 +22,11 @@ def stop(*, wait: float = 30.0, common: Common = Common()) -> int:  # noqa: B008
     Args:
         wait: seconds to wait until it has ended.
     """
-    state = common.open().layout.state
+    project = common.open()
+    state = project.layout.state
     holder = current_holder(state)
     if holder is None:
-        _say(common, {"stopped": False, "why": "nothing runs"}, "nothing runs")
+        _say(project, common, {"stopped": False, "why": "nothing runs"}, "nothing runs")
         return 0
     if holder.host != socket.gethostname():
         raise EyasError(
@@ -38,6 +41,7 @@ def stop(*, wait: float = 30.0, common: Common = Common()) -> int:  # noqa: B008
         now = current_holder(state)
         if now is None or now.pid != holder.pid:
             _say(
+                project,
                 common,
                 {"stopped": True, "pid": holder.pid},
                 f"process {holder.pid} has saved its state and ended",
@@ -51,9 +55,9 @@ def stop(*, wait: float = 30.0, common: Common = Common()) -> int:  # noqa: B008
     )
 
 
-def _say(common: Common, record: dict[str, object], text: str) -> None:
+def _say(project: Project, common: Common, record: dict[str, object], text: str) -> None:
     if common.json:
         print_json(record)
         return
     note(text)
-    next_command(f"eyas run{common.suffix}")
+    next_command(project_status(project, common.suffix).next_command)

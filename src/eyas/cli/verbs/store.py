@@ -7,16 +7,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from eyas.base.clock import boot_id
-from eyas.base.errors import DamageFound, DiskFull
+from eyas.base.errors import ConfigError, DamageFound, DiskFull
 from eyas.base.layout import Layout
 from eyas.base.stop import StopFlag
 from eyas.base.storage import named_storage_errors
-from eyas.base.units import format_bytes, format_count, parse_bytes
+from eyas.base.units import counted, format_bytes, format_count, parse_bytes
 from eyas.cli.common import Common
 from eyas.cli.output import next_command, note, print_json, table
 from eyas.cli.progress import listener
 from eyas.pipeline.lock import hold_lock
 from eyas.pipeline.signals import stop_on_signals
+from eyas.stages.project import Project
 from eyas.store.ledger import Ledger
 
 _COMMON = Common()
@@ -30,6 +31,17 @@ def writing(layout: Layout, verb: str) -> Iterator[StopFlag]:
         yield stop
 
 
+def refuse_bound(project: Project, why: str) -> None:
+    """Raise ConfigError when the store has a bound."""
+    if project.config.store.bound_bytes is not None:
+        raise ConfigError(
+            "this cannot be done to a store with a bound",
+            where="store.max_bytes of eyas.toml",
+            why=why,
+            hint="take store.max_bytes out of eyas.toml for a store that keeps everything",
+        )
+
+
 def ls(*, common: Common = _COMMON) -> int:
     """List segments: samples, tokens, bytes, when they were last hashed, and their state."""
     from eyas.store.ledger_moves import segment_uses
@@ -37,7 +49,7 @@ def ls(*, common: Common = _COMMON) -> int:
 
     layout = common.open().layout
     with Ledger.open_read_only(layout.ledger) as ledger:
-        records = ledger.segments()
+        records, released = ledger.segments(), ledger.segments(state="released")
         used = {use.name: use.num_used for use in segment_uses(ledger)}
     here = (boot_id(), mount_identity(layout.segments) if layout.segments.is_dir() else "")
     listed = []
@@ -59,25 +71,31 @@ def ls(*, common: Common = _COMMON) -> int:
             }
         )
     if common.json:
-        print_json({"segments": listed})
+        gone = {"segments": len(released), "samples": sum(record.num_samples for record in released)}
+        print_json({"segments": listed, "released": gone})
         return 0
     columns = ["segment", "samples", "tokens", "bytes", "hashed", "state"]
     table(None, columns, [_row(entry) for entry in listed])
     total = sum(record.num_bytes for record in records)
-    samples = format_count(sum(used.values()))
-    note(f"{len(records)} segments, {samples} samples, {format_bytes(total)}")
+    note(
+        f"{counted(len(records), 'segment')}, {counted(sum(used.values()), 'sample')}, {format_bytes(total)}"
+    )
+    if released:
+        samples = counted(sum(record.num_samples for record in released), "sample")
+        note(f"{len(released)} more with {samples} are trained on and released (store.max_bytes)")
     missing = any(entry["state"] == "missing" for entry in listed)
     next_command(f"eyas store repair{common.suffix}" if missing else None)
     return 0
 
 
 def _row(entry: dict[str, object]) -> list[object]:
-    when = str(entry["verified_at"] or "never").partition(".")[0].replace("T", " ")
+    when = str(entry["verified_at"] or "not since it was written").partition(".")[0].replace("T", " ")
     if entry["verified_at"]:
         when += ", this boot" if entry["verified_since_boot"] else ", before this boot or mount"
     num_bytes = entry["bytes"]
     shown = format_bytes(num_bytes) if isinstance(num_bytes, int) else "-"
-    return [entry["name"], entry["samples"], entry["tokens"], shown, when, entry["state"]]
+    samples, tokens = (format_count(int(str(entry[key]))) for key in ("samples", "tokens"))
+    return [entry["name"], samples, tokens, shown, when, entry["state"]]
 
 
 def repair(
@@ -134,6 +152,7 @@ def compact(*, dry_run: bool = False, common: Common = _COMMON) -> int:
 
     project = common.open()
     layout = project.layout
+    refuse_bound(project, "compacting joins samples that are released at different times")
     if dry_run:
         with Ledger.open_read_only(layout.ledger) as ledger:
             groups = plan_groups(segment_uses(ledger))
@@ -155,7 +174,7 @@ def compact(*, dry_run: bool = False, common: Common = _COMMON) -> int:
         print_json({"merged": merged, "into": result.segments, "bytes": result.num_bytes, "faults": faults})
     else:
         merged = sum(len(group) for group in result.groups)
-        note(f"{merged} segments became {len(result.segments)}, {format_bytes(result.num_bytes)}")
+        note(f"{counted(merged, 'segment')} became {len(result.segments)}, {format_bytes(result.num_bytes)}")
         for fault in result.faults:
             note(f"left alone: {fault.path.name}: {fault.detail}")
         then = "repair" if result.faults else "gc" if result.groups else None
@@ -216,6 +235,7 @@ def gc(*, yes: bool = False, dry_run: bool = False, common: Common = _COMMON) ->
     if rows:
         table(None, ["what", "kind", "bytes", "why"], rows)
     total = format_bytes(sum(item.num_bytes for item in found))
-    note(f"{len(found)} {'removed' if removed else 'may be removed'}, {total}")
+    verdict = "removed" if removed else "may be removed"
+    note(f"{counted(len(found), 'thing')} {verdict}, {total}" if found else f"nothing {verdict}")
     next_command(f"eyas store gc --yes{common.suffix}" if found and not removed else None)
     return 0

@@ -23,8 +23,8 @@ def todo(
     """Print the todos of the newest phase; --json gives one object with "todos", for todo tools.
 
     Args:
-        all: of all phases.
-        history: every change of each: who, when, in which attempt, with what evidence.
+        all: those of all phases.
+        history: show every change of each: who, when, in which attempt, with what evidence.
     """
     layout = common.open().layout
     phases, changes = [], {}
@@ -41,9 +41,12 @@ def todo(
     for phase in phases:
         lines = (placed(line, common.suffix, PROJECT_VERBS) for line in render(phase, changes))
         print("\n".join(folded(line, 6) for line in lines))
-    if not phases:
+    is_lost = not layout.ledger.exists() and any(layout.segments.glob("*.safetensors"))
+    if is_lost:
+        note("the ledger is gone, and the todos in it: recovery brings them back from the logs")
+    elif not phases:
         note("no todos yet")
-    is_left = any(phase.is_open and phase.name == "recovery" for phase in phases)
+    is_left = is_lost or any(phase.is_open and phase.name == "recovery" for phase in phases)
     next_command(f"eyas recover{common.suffix}" if is_left else f"eyas status{common.suffix}")
     return 0
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from eyas.base.errors import DamageFound, UsageError
-from eyas.base.units import counted
+from eyas.base.units import counted, format_count
 from eyas.cli.common import Common
 from eyas.cli.output import next_command, note, print_json, table
 from eyas.cli.progress import listener
@@ -91,10 +91,13 @@ def _show(result: Verification) -> None:
     for line in result.notes:
         note(line)
     if result.deep:
-        skipped = f", {result.num_skipped} hashed before since this boot" if result.num_skipped else ""
-        note(f"{result.num_hashed} of {result.num_segments} segments hashed{skipped}; {_verdict(result)}")
+        skipped = ""
+        if result.num_skipped:
+            skipped = f", {format_count(result.num_skipped)} hashed before since this boot"
+        of = f"{format_count(result.num_hashed)} of {counted(result.num_segments, 'segment')}"
+        note(f"{of} hashed{skipped}; {_verdict(result)}")
     else:
-        note(f"names, sizes and headers of {result.num_segments} segments; {_verdict(result)}")
+        note(f"names, sizes and headers of {counted(result.num_segments, 'segment')}; {_verdict(result)}")
 
 
 def _verdict(result: Verification) -> str:
@@ -102,7 +105,7 @@ def _verdict(result: Verification) -> str:
         return "no damage"
     samples = {sample for finding in result.damage for sample in finding.sample_ids}
     inside = f", {counted(len(samples), 'sample')} in them" if samples else ""
-    return f"{len(result.damage)} damaged{inside}"
+    return f"{format_count(len(result.damage))} damaged{inside}"
 
 
 def _row(finding: Finding) -> list[str]:

@@ -8,6 +8,7 @@ from eyas.base.units import format_seconds
 from eyas.pipeline.lock import Holder, last_holder
 from eyas.recovery.findings import Check, Finding, Line, verdict
 from eyas.recovery.scene import LastAttempt, Scene
+from eyas.report.words import ENDED
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ def judge(scene: Scene, facts: BootFacts) -> Line:
         f"this boot is {facts.boot}"
         + (f", the last writer's was {writer.boot}" if writer is not None and rebooted else ""),
     ]
+    outcome = last.outcome or "unfinished"
     if last.outcome is None and not facts.is_running:
         how = "the machine was started again since" if rebooted else "it was killed; the machine stayed up"
         finding = Finding(
@@ -53,7 +55,7 @@ def judge(scene: Scene, facts: BootFacts) -> Line:
             detail={"rebooted": rebooted},
         )
         return verdict("boot", [finding], "", evidence)
-    state = "running" if facts.is_running else f"{last.name} ended with {last.outcome}"
+    state = "running" if facts.is_running else f"{last.name} {ENDED.get(outcome) or f'ended with {outcome}'}"
     return Line("boot", "ok", f"{up}; {state}".lstrip("; "), tuple(evidence))
 
 

@@ -58,10 +58,11 @@ def judge(scene: Scene, facts: ProgressFacts) -> Line:
                 detail={"samples": len(facts.given_up)},
             )
         )
-    stored = facts.counts.get("stored", 0)
-    return verdict(
-        "progress", findings, f"{format_count(stored)} of {format_count(total)} samples stored", evidence
-    )
+    stored, released = facts.counts.get("stored", 0), facts.counts.get("released", 0)
+    fine = f"{format_count(stored)} of {format_count(total)} samples stored"
+    if released:
+        fine += f", {format_count(released)} trained on and released"
+    return verdict("progress", findings, fine, evidence)
 
 
 CHECK = Check("progress", look, judge)

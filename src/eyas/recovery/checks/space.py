@@ -9,6 +9,7 @@ from eyas.hosts.disks import Filesystem
 from eyas.recovery.findings import DISK_EXIT, Check, Finding, Line, verdict
 from eyas.recovery.scene import Scene
 from eyas.report.forecast import Forecast, forecast
+from eyas.report.status import is_finished
 
 FEW_INODES = 1000
 """Fewer free inodes than this end a run by names, not by bytes."""
@@ -20,10 +21,13 @@ class SpaceFacts:
 
     filesystem: Filesystem | None
     forecast: Forecast | None
+    is_finished: bool = False
 
 
 def look(scene: Scene) -> SpaceFacts:
-    return SpaceFacts(scene.filesystem(scene.layout.segments), forecast(scene.project))
+    finished = is_finished(scene.project)
+    found = None if finished else forecast(scene.project)
+    return SpaceFacts(scene.filesystem(scene.layout.segments), found, finished)
 
 
 def judge(scene: Scene, facts: SpaceFacts) -> Line:
@@ -36,10 +40,8 @@ def judge(scene: Scene, facts: SpaceFacts) -> Line:
     room = disk.free_bytes - reserve
     if config.budget is not None and found is not None:
         room = min(room, found.room_bytes)
-    free = format_bytes(disk.free_bytes)
-    evidence = [
-        f"{free} of {format_bytes(disk.total_bytes)} free at {disk.point}, {config.reserve} stay free"
-    ]
+    free, kept = format_bytes(disk.free_bytes), format_bytes(reserve)
+    evidence = [f"{free} of {format_bytes(disk.total_bytes)} free at {disk.point}, {kept} stay free"]
     evidence += [] if found is None else [f"forecast ({found.basis}): {format_bytes(left)} still to write"]
     findings = []
     if left > 0 and room <= 0:
@@ -48,7 +50,7 @@ def judge(scene: Scene, facts: SpaceFacts) -> Line:
                 "disk-full",
                 disk.point,
                 "failed",
-                f"no room at {disk.point}: {free} free, of which {config.reserve} stay free",
+                f"no room at {disk.point}: {free} free, of which {kept} stay free",
                 tuple(evidence),
                 mend="free space, or lower disk.reserve; eyas store gc lists what may go",
                 exit_code=DISK_EXIT,
@@ -78,7 +80,10 @@ def judge(scene: Scene, facts: SpaceFacts) -> Line:
                 exit_code=DISK_EXIT,
             )
         )
-    need = "nothing known yet" if found is None else f"{format_bytes(left)} still to write"
+    if facts.is_finished:
+        need = "nothing left to write"
+    else:
+        need = "nothing known yet" if found is None else f"{format_bytes(left)} still to write"
     low = ", low" if disk.free_bytes < warn else ""
     return verdict("space", findings, f"{free} free{low}; {need}", evidence)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from eyas.base.errors import EyasError
 from eyas.base.seal import read_seal
-from eyas.base.units import counted
+from eyas.base.units import counted, format_count
 from eyas.pipeline import verify
 from eyas.recovery.findings import Check, Finding, Line, Severity, verdict
 from eyas.recovery.scene import Scene
@@ -43,8 +43,10 @@ class Row:
     damaged: str
 
     def as_text(self) -> str:
-        expected, found = ("-" if n is None else str(n) for n in (self.expected, self.found))
-        return f"{self.name}  expected {expected}, found {found}{', ' + self.damaged if self.damaged else ''}"
+        expected = "-" if self.expected is None else counted(self.expected, "sample")
+        found = "-" if self.found is None else format_count(self.found)
+        damaged = f", damaged: {self.damaged}" if self.damaged else ""
+        return f"{self.name}  {expected} expected, {found} found{damaged}"
 
 
 @dataclass(frozen=True)
@@ -111,13 +113,13 @@ def judge(scene: Scene, facts: StoreFacts) -> Line:
         return Line("store", "skipped", "nothing stored yet")
     findings = []
     for found in facts.findings:
-        if found.kind == "temporary" or found.place == "state/ledger.db":
+        if found.kind in ("temporary", "released") or found.place == "state/ledger.db":
             continue  # swept by the next run; the ledger's own check says the other
         if found.kind in ("unknown", "ledger") and facts.ledger_lost:
             continue  # without a whole ledger every segment is unknown: one fault, not one for each
         code, severity = _CODES[found.kind]
         detail: dict[str, Any] = {"path": found.place, "samples": len(found.sample_ids)}
-        samples = f"{len(found.sample_ids)} samples" if found.sample_ids else ""
+        samples = counted(len(found.sample_ids), "sample") if found.sample_ids else ""
         what = f"{Path(found.place).name}: {found.detail}"
         evidence = (f"{found.place}: {found.kind}; {found.detail}", *([samples] if samples else []))
         findings.append(Finding(code, found.place, severity, what, evidence, detail=detail))

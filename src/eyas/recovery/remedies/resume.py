@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.base.errors import EyasError
-from eyas.base.units import format_seconds
+from eyas.base.units import counted, format_amount, format_count, format_seconds
 from eyas.pipeline.attempt import attempt_folders, read_events
 from eyas.pipeline.lock import current_holder
 from eyas.pipeline.order import STAGES
@@ -55,9 +55,12 @@ class Resume:
         return None
 
     def ways(self, bench: Bench) -> Sequence[Way]:
-        return [
-            Way("eyas run --detach", lambda: bench.start_run(bench.scene.layout.root, bench.resume_words))
-        ]
+        return [Way("eyas run --detach", lambda: self._start(bench))]
+
+    def _start(self, bench: Bench) -> str:
+        # counted now: mending has brought samples back that are not new
+        bench.baseline_stored = bench.num_stored()
+        return bench.start_run(bench.scene.layout.root, bench.resume_words)
 
     def proof(self, bench: Bench) -> Proof:
         layout = bench.scene.layout
@@ -164,35 +167,36 @@ class Watch(_Waits):
         if (failed := self._failed(name, events)) is not None:
             return failed
         if any(event.get("event") == "attempt ended" for event in events):
-            return Proof(True, f"{name} ran to its end; {self._hashed(scene)}")
+            return Proof(True, f"{name} ran to its end; {self._hashed(scene, events)}")
         wanted = scene.project.config.recovery.watch_samples
         with scene.ledger() as ledger:
-            stored = 0 if ledger is None else ledger.counts()["stored"].samples
+            stored = 0 if ledger is None else ledger.num_captured()
             total = 0 if ledger is None else sum(count.samples for count in ledger.counts().values())
         new = stored - bench.baseline_stored
         if new >= wanted > 0:
-            return Proof(True, f"{name}: {new} new samples stored; {self._hashed(scene)}")
+            stored_now = f"{counted(new, 'new sample')} stored"
+            return Proof(True, f"{name}: {stored_now}; {self._hashed(scene, events)}")
         steps = [e for e in events if e.get("event") == "progress" and e.get("stage") not in ("extract", "")]
         past_capture = any(e.get("event") == "stage ended" and e.get("stage") == "extract" for e in events)
         if (past_capture or stored == total > 0) and steps:
             beat = steps[-1]
-            return Proof(
-                True, f"{name}: {beat['stage']} goes on, {beat['done']} of {beat['total']} {beat['unit']}"
-            )
+            count = f"{format_count(beat['done'])} of {format_amount(beat['total'], beat['unit'])}"
+            return Proof(True, f"{name}: {beat['stage']} goes on, {count}")
         return Proof(False, f"{name}: {new} of {wanted} new samples stored")
 
-    def _hashed(self, scene: Scene) -> str:
-        """Hashes the newest segment written since the resume, if there is one."""
+    def _hashed(self, scene: Scene, events: list[dict[str, Any]]) -> str:
+        """Hashes the newest segment that the resumed run has written, if there is one."""
+        began = str(events[0].get("at"))
         with scene.ledger() as ledger:
-            segments = (
-                [] if ledger is None else [s for s in ledger.segments() if s.committed_at >= self.since]
-            )
+            segments = [] if ledger is None else [s for s in ledger.segments() if s.committed_at >= began]
         if not segments:
             return "no new segment"
         newest = max(segments, key=lambda segment: segment.committed_at)
         path = scene.layout.segments / newest.name
         try:
             faults = verify_segment(path, read_header(path))
+        except FileNotFoundError:
+            return f"{newest.name} is trained on and released already"
         except (EyasError, OSError) as error:
             return f"{newest.name} cannot be read: {error}"
         return f"{newest.name} is damaged" if faults else f"every hash of {newest.name} holds"

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eyas.base.errors import HostUnreachable
-from eyas.base.units import format_bytes
+from eyas.base.units import counted, format_bytes
 from eyas.hosts.host import Host
 from eyas.hosts.processes import list_processes, owner_of
 from eyas.hosts.units import show_unit, systemctl
@@ -89,7 +89,7 @@ class StopService:
             while time.monotonic() < deadline:
                 left = self._members(bench.look())
                 if not left:
-                    return f"{len(members)} processes ended ({number.name})"
+                    return f"{counted(len(members), 'process', 'processes')} ended ({number.name})"
                 time.sleep(_POLL_SECONDS)
             members = left
         return f"{len(members)} processes do not end"

@@ -62,7 +62,7 @@ class MendLedger:
                     )
                 elif is_sealed(layout.samples):
                     num_new = ledger.replace_samples(iter_sample_index(layout.samples))
-                    said = f"{num_new} samples listed anew"
+                    said = f"{counted(num_new, 'sample')} listed anew"
             done = mend_store(layout, hashes=False)
         bench.attach(Ledger.open(layout.ledger, create=False))
         return "; ".join([said, *done[:3]])

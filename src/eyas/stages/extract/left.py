@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
@@ -18,10 +19,21 @@ from eyas.targets.batches import BatchPlan, plan_lengths
 
 @dataclass(frozen=True, eq=False)
 class Left:
-    """All samples, and a plan of batches over all of them: it does not depend on what is done already."""
+    """Samples that are captured together, and a plan of batches over all of them, done or not.
 
+    Attributes:
+        name: of the samples, for people.
+    """
+
+    name: str
     listing: Listing
     plan: BatchPlan
+
+    @classmethod
+    def of(cls, name: str, listing: Listing, batch_tokens: int, ids: Iterable[str] | None = None) -> Left:
+        """Those of a listing, or of ``ids`` in it."""
+        chosen = listing if ids is None else listing.only(ids)
+        return cls(name, chosen, plan_lengths(chosen.lengths, batch_tokens))
 
     def batches(self) -> list[list[str]]:
         """Ids, batch by batch, where something is left to do."""
@@ -30,8 +42,8 @@ class Left:
         return [list(islice(names, len(batch))) for batch in chosen]
 
 
-def find_left(layout: Layout, ledger: Ledger, batch_tokens: int, progress: Progress) -> Left:
-    """Give back leases, mend what a quick look at the store finds, and list what is left.
+def find_listing(layout: Layout, ledger: Ledger, progress: Progress) -> Listing:
+    """Give back leases, mend what a quick look at the store finds, and list what there is and what is left.
 
     Reads no tokens and no states, so that a million samples take seconds.
 
@@ -42,5 +54,9 @@ def find_left(layout: Layout, ledger: Ledger, batch_tokens: int, progress: Progr
     # whole segments that the ledger does not know are adopted, damaged ones set aside
     for line in repair(layout, ledger, quick(layout, ledger)):
         progress.say(line)
-    listing = list_samples(layout, ledger)
-    return Left(listing, plan_lengths(listing.lengths, batch_tokens))
+    return list_samples(layout, ledger)
+
+
+def find_left(layout: Layout, ledger: Ledger, batch_tokens: int, progress: Progress) -> Left:
+    """All that is left, in batches over all samples; raises as `find_listing`."""
+    return Left.of("", find_listing(layout, ledger, progress), batch_tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from eyas.base.progress import Progress
 from eyas.base.stop import StopFlag
-from eyas.base.units import format_seconds
+from eyas.base.units import counted, format_seconds
 from eyas.store.ledger import Ledger
 
 _MAX_SECONDS = 300.0
@@ -28,7 +28,7 @@ def wait_to_retry(
         return
     seconds = retry_delay(num_tried, first_seconds)
     progress.say(
-        f"{len(failed)} samples failed ({failed[0].id}: {failed[0].reason}); "
+        f"{counted(len(failed), 'sample')} failed ({failed[0].id}: {failed[0].reason}); "
         f"trying again in {format_seconds(seconds)}"
     )
     stop.wait(seconds)

@@ -35,15 +35,17 @@ def capture_served(
     target: ServedTarget,
     items: Mapping[str, Item],
     total_tokens: int,
+    label: str = "capture",
 ) -> int:
-    """Capture what is pending, each sample at most `MAX_TRIES` times; returns bytes given to the store.
+    """Capture what is pending of ``items``, each at most `MAX_TRIES` times; returns bytes given to the store.
 
     A dump is removed only after the commit of its sample. Every fault that is a sample's own stands in the
     ledger as ``CODE: what was seen``.
 
     Args:
-        items: at least what is pending, by id.
-        total_tokens: of all samples, done or not.
+        items: samples by id.
+        total_tokens: of all samples that the progress is about, done or not.
+        label: of the progress.
 
     Raises:
         ServerUnreachable, TargetError: all servers are lost; what was taken is committed.
@@ -51,9 +53,9 @@ def capture_served(
         Stopped: a signal came; what was taken is committed.
     """
     ledger = context.ledger
-    todo = ledger.pending()
+    todo = _pending(ledger, items)
     left = sum(len(items[sample].tokens) for sample in todo)
-    context.progress.start("capture", total=total_tokens, unit="tokens", done=total_tokens - left)
+    context.progress.start(label, total=total_tokens, unit="tokens", done=total_tokens - left)
 
     def committed(segment: CommittedSegment) -> None:
         target.release(segment.ids)
@@ -69,10 +71,14 @@ def capture_served(
                     seconds = project.config.extract.retry_seconds
                     wait_to_retry(ledger, num_tried, seconds, context.progress, context.stop)
                 num_bytes += _round(project, context, recipe, target, writer, wanted)
-                todo = ledger.pending()
+                todo = _pending(ledger, items)
     finally:
         ledger.release_leases()
     return num_bytes
+
+
+def _pending(ledger: Ledger, items: Mapping[str, Item]) -> list[str]:
+    return [sample for sample in ledger.pending() if sample in items]
 
 
 def _round(

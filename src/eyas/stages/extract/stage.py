@@ -7,6 +7,7 @@ from pathlib import Path
 
 from eyas.base.errors import DamageFound, EyasError
 from eyas.base.hashing import recipe_differences
+from eyas.base.layout import Layout
 from eyas.base.seal import is_sealed, read_seal
 from eyas.config.resolve import SAFETENSORS_DTYPE
 from eyas.stages.project import Project
@@ -15,6 +16,7 @@ from eyas.stages.records import recorded_capture_recipe
 from eyas.store.imports import imports_fault, imports_path, to_recheck
 from eyas.store.ledger import Ledger, SegmentRecord
 from eyas.store.recipe import StoreRecipe
+from eyas.store.waves import read_waves, settled_at, waves_over
 
 SAME_STATES = "stored samples come out the same"
 """What the log says when continuity holds; recovery waits for it."""
@@ -45,7 +47,20 @@ def _size_damages(folder: Path, segment: SegmentRecord) -> list[Damage]:
         return [Damage(path, "in the ledger, not in the folder")]
     if num_bytes == segment.num_bytes:
         return []
-    return [Damage(path, f"{num_bytes} bytes long, committed with {segment.num_bytes}")]
+    return [Damage(path, f"{num_bytes:,} bytes long, committed with {segment.num_bytes:,}")]
+
+
+def _wave_detail(layout: Layout, stored: int, released: int) -> dict[str, object]:
+    """Of a store with a bound: what is on disk now, what is gone, and how far the waves are."""
+    detail: dict[str, object] = {"stored": stored, "released": released}
+    record = read_waves(layout)
+    if record is not None:
+        detail |= {
+            "waves_over": waves_over(layout, record.digest),
+            "waves": record.num_waves,
+            "captures": record.num_captures,
+        }
+    return detail
 
 
 class ExtractStage:
@@ -67,16 +82,20 @@ class ExtractStage:
             return StageView(self.name, "waiting", unit=unit)
         about = read_seal(layout.samples)["about"]
         total = int(about.get("num_samples", 0))
-        counts = {}
+        counts, settled = {}, 0
         with contextlib.suppress(EyasError, OSError), Ledger.open_read_only(layout.ledger) as ledger:
-            counts = ledger.counts()
+            counts, settled = ledger.counts(), settled_at(ledger)
         stored, tokens = counts.get("stored", (0, 0))
+        released, released_tokens = counts.get("released", (0, 0))
         set_aside = counts.get("set_aside", (0, 0))[0]
+        captured = stored + released
         detail: dict[str, object] = {
-            "tokens": tokens,
+            "tokens": tokens + released_tokens,
             "set_aside": set_aside,
             "failed": counts.get("failed", (0, 0))[0],
         }
+        bounded = project.config.store.bound_bytes is not None
+        detail |= _wave_detail(layout, stored, released) if bounded or released else {}
         recorded = recorded_capture_recipe(project)
         if recorded is not None:
             # weights and dtype are compared by the work, which may hash and load
@@ -85,15 +104,17 @@ class ExtractStage:
             wanted = capture_recipe(project, str(recorded.get("target_fingerprint")), kept)
             differences = tuple(recipe_differences(recorded, wanted.as_dict()))
             if differences:
-                return StageView(self.name, "stale", stored, total, unit, detail, differences)
+                return StageView(self.name, "stale", captured, total, unit, detail, differences)
         known = sum(samples for samples, _ in counts.values())
         left = counts.get("pending", (0, 0))[0] + counts.get("in_flight", (0, 0))[0]
         left += counts.get("failed", (0, 0))[0]
         with contextlib.suppress(DamageFound):
             detail["imported_unchecked"] = len(to_recheck(layout))
+        # released samples are needed again when training began anew or fell back, or when the bound is gone
+        left += released if not bounded else settled != detail.get("waves_over", 0)
         if counts and known >= total and left == 0 and not detail.get("imported_unchecked"):
-            return StageView(self.name, "done", stored, total, unit, detail)
-        return StageView(self.name, "partial" if stored else "pending", stored, total, unit, detail)
+            return StageView(self.name, "done", captured, total, unit, detail)
+        return StageView(self.name, "partial" if captured else "pending", captured, total, unit, detail)
 
     def damages(self, project: Project, *, deep: bool) -> list[Damage]:
         layout = project.layout

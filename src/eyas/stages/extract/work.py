@@ -9,19 +9,22 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import torch
 
 from eyas.base.errors import CaptureInvalid, EyasError
 from eyas.base.layout import Layout
 from eyas.base.seal import require_seal
-from eyas.base.units import format_bytes, format_seconds
+from eyas.base.units import counted, format_bytes, format_count, format_seconds
 from eyas.config.resolve import SAFETENSORS_DTYPE
 from eyas.stages.extract.continuity import check_continuity, chosen_samples
+from eyas.stages.extract.groups import groups_to_capture
 from eyas.stages.extract.items import MAX_TRIES, Item, ledger_failure, store_writer
-from eyas.stages.extract.left import Left, find_left
+from eyas.stages.extract.left import Left, find_listing
 from eyas.stages.extract.pace import MEASURED_FROM_BYTES, Pace
 from eyas.stages.extract.retry import wait_to_retry
 from eyas.stages.extract.served import capture_served, engines_source
@@ -36,6 +39,7 @@ from eyas.stages.served_target import capture_target, is_served, served_dtype
 from eyas.store.imports import note_rechecked, to_recheck
 from eyas.store.ledger import Ledger
 from eyas.store.ledger_file import ledger_damaged
+from eyas.store.listing import Listing
 from eyas.store.place import remember_place
 from eyas.store.reader import StoreReader
 from eyas.store.recipe import StoreRecipe, require_store_recipe
@@ -71,55 +75,89 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
     recipe = capture_recipe(project, fingerprint.hash, dtype)
     require_store_recipe(layout.store_recipe, recipe, {segment.recipe for segment in ledger.segments()})
     remember_place(layout, ledger)
-    left = find_left(layout, ledger, project.config.extract.batch_tokens, context.progress)
-    before = ledger.counts()["stored"]
+    listing = find_listing(layout, ledger, context.progress)
+    groups = groups_to_capture(project, context, listing)
     started = time.monotonic()
-    todo = left.listing.left()
     imported = [sample for sample in to_recheck(layout) if ledger.state_of(sample) == "stored"]
-    num_bytes, faults = 0, Counter[str]()
-    if (todo or imported) and served:
-        num_bytes, faults = _through_servers(project, context, recipe, left, imported)
-    elif todo or imported:
+    done, faults = Captured(), Counter[str]()
+    work = (left for left in groups if imported or left.listing.is_left.any())
+    first = next(work, None)
+    if first is not None and served:
+        faults = _through_servers(project, context, recipe, chain([first], work), imported, listing, done)
+    elif first is not None:
         target = load_target(project, device, dtype, context.progress)
         source: dict[str, object] = {"kind": "local"}
         _recheck(project, context, target, recipe, imported, source)
-        if todo:
+        for left in chain([first], work):
+            todo = left.listing.left()
+            if not todo:
+                continue
             note_source(layout, source, context.attempt)
             items = _read_items(layout, (sample for batch in left.batches() for sample in batch))
             pace = _warn_of_room(project, items, todo, context)
-            num_bytes = _capture_all(project, context, recipe, target, left, items, pace)
+            done.add(ledger, items, todo, _capture_all(project, context, recipe, target, left, items, pace))
         del target
         gc.collect()
     seconds = time.monotonic() - started
     counts = ledger.counts()
-    tokens = counts["stored"].tokens - before.tokens
     return {
-        "captured": counts["stored"].samples - before.samples,
-        "tokens": tokens,
-        "bytes": num_bytes,
-        "tokens_per_second": round(tokens / seconds, 1) if tokens else 0.0,
+        "captured": done.samples,
+        "tokens": done.tokens,
+        "bytes": done.num_bytes,
+        "tokens_per_second": round(done.tokens / seconds, 1) if done.tokens else 0.0,
         "stored": counts["stored"].samples,
+        **({"released": counts["released"].samples} if counts["released"].samples else {}),
         "set_aside": counts["set_aside"].samples,
         **({"faults": dict(sorted(faults.items()))} if faults else {}),
     }
 
 
 def _through_servers(
-    project: Project, context: RunContext, recipe: StoreRecipe, left: Left, imported: Sequence[str]
-) -> tuple[int, Counter[str]]:
-    """Capture what is left with servers; bytes stored, and everything that went wrong by its code."""
-    todo, lengths = left.listing.left(), left.listing.lengths
-    items = _read_items(project.layout, todo or imported[:1])
+    project: Project,
+    context: RunContext,
+    recipe: StoreRecipe,
+    groups: Iterator[Left],
+    imported: Sequence[str],
+    listing: Listing,
+    done: Captured,
+) -> Counter[str]:
+    """Capture what is left with servers, counted in ``done``; everything that went wrong by its code."""
+    layout, ledger = project.layout, context.ledger
+    first = next(groups)
+    todo = first.listing.left()
+    items = _read_items(layout, todo or imported[:1])
     canary = min(items.values(), key=lambda item: (abs(len(item.tokens) - 64), item.id))
-    with capture_target(project, context, recipe, canary.tokens.tolist(), int(lengths.max())) as target:
+    longest = int(listing.lengths.max())
+    with capture_target(project, context, recipe, canary.tokens.tolist(), longest) as target:
         source = engines_source(project, target)
         _recheck(project, context, target, recipe, imported, source)
-        num_bytes = 0
-        if todo:
-            note_source(project.layout, source, context.attempt)
+        for left in chain([first], groups):
+            todo = left.listing.left()
+            if not todo:
+                continue
+            items = _read_items(layout, todo)
+            note_source(layout, source, context.attempt)
             _warn_of_room(project, items, todo, context)
-            num_bytes = capture_served(project, context, recipe, target, items, int(lengths.sum(dtype=int)))
-        return num_bytes, Counter(target.faults)
+            label, tokens = f"capture{left.name}", int(left.listing.lengths.sum(dtype=int))
+            num_bytes = capture_served(project, context, recipe, target, items, tokens, label)
+            done.add(ledger, items, todo, num_bytes)
+        return Counter(target.faults)
+
+
+@dataclass
+class Captured:
+    """What a run has captured so far."""
+
+    samples: int = 0
+    tokens: int = 0
+    num_bytes: int = 0
+
+    def add(self, ledger: Ledger, items: Mapping[str, Item], todo: set[str], num_bytes: int) -> None:
+        """Count those of ``todo`` that are stored now."""
+        stored = [name for name in todo if ledger.state_of(name) == "stored"]
+        self.samples += len(stored)
+        self.tokens += sum(len(items[name].tokens) for name in stored)
+        self.num_bytes += num_bytes
 
 
 def _read_items(layout: Layout, ids: Iterable[str]) -> dict[str, Item]:
@@ -177,7 +215,7 @@ def _warn_of_room(project: Project, items: Mapping[str, Item], todo: set[str], c
         speed = f"; the disk took {format_bytes(disk)}/s: {format_seconds(needed / disk)} of writing at least"
     verdict = "" if needed < room else f": it will not fit; the run will {then} when the disk is full"
     context.progress.say(
-        f"forecast: {format_bytes(needed)} for {len(todo)} samples, "
+        f"forecast: {format_bytes(needed)} for {counted(len(todo), 'sample')}, "
         f"{format_bytes(max(0, room))} may be written{speed}{verdict}"
     )
     return Pace(disk, needed, context.progress)
@@ -195,12 +233,14 @@ def _capture_all(
     config, ledger = project.config, context.ledger
     batches, todo = left.batches(), left.listing.left()
     context.progress.say(
-        f"{len(left.plan)} batches of up to {config.extract.batch_tokens} tokens, "
+        f"{counted(len(left.plan), 'batch', 'batches')} of up to "
+        f"{format_count(config.extract.batch_tokens)} tokens, "
         f"{100 * left.plan.padding_share(left.listing.lengths):.1f}% padding"
     )
     total_tokens = int(left.listing.lengths.sum(dtype=int))
     tokens_left = sum(len(items[sample].tokens) for sample in todo)
-    context.progress.start("capture", total=total_tokens, unit="tokens", done=total_tokens - tokens_left)
+    label = f"capture{left.name}"
+    context.progress.start(label, total=total_tokens, unit="tokens", done=total_tokens - tokens_left)
     num_bytes, room = 0, project_room(project, context.progress, context.stop)
     with store_writer(project, ledger, recipe) as writer:
         capture = _Capture(target, recipe, ledger, context.attempt)
@@ -226,7 +266,7 @@ def _capture_all(
                     num_tokens += len(sample.tokens)
                 context.progress.advance(num_tokens, bytes=num_bytes)
             room.patiently(writer.flush, 0)
-            todo = set(ledger.pending())
+            todo = items.keys() & set(ledger.pending())
             if not todo:
                 break
     return num_bytes

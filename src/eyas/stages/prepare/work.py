@@ -102,7 +102,7 @@ def prepare(
             num_samples=rendering.tally.num_samples,
             identity=output.identity,
         )
-    write_json(layout.stats, statistics)
+        write_json(layout.stats, statistics)  # before the seal: what is sealed is never without it
     return statistics
 
 

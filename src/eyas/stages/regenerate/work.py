@@ -18,6 +18,7 @@ from eyas.base.errors import DamageFound, DataError, RecipeChanged
 from eyas.base.files import read_json, set_aside, write_json
 from eyas.base.hashing import recipe_differences, recipe_hash
 from eyas.base.seal import read_seal, require_seal, sealed_folder
+from eyas.base.units import counted
 from eyas.chat.dialogue import Dialogue, read_dialogues
 from eyas.chat.length import fit
 from eyas.stages.chat_tools import load_renderer
@@ -85,7 +86,8 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
         faults = answerer.faults
     counts = _write_samples(project, conversations)
     if answerer.failed:
-        context.progress.say(f"{len(answerer.failed)} prompts got no answer; their conversations end before")
+        unanswered = counted(len(answerer.failed), "prompt")
+        context.progress.say(f"{unanswered} got no answer; their conversations end before")
     more = {"faults": faults} if faults else {}
     return {"answered": num_new, "answer_tokens": num_tokens, **counts, **more}
 
@@ -177,15 +179,15 @@ def _write_samples(project: Project, conversations: Sequence[OpenConversation]) 
             "num_tokens": counts.num_tokens,
             "num_supervised": counts.num_supervised,
         }
-    numbers: dict[str, object] = {
-        "samples": counts.num_samples,
-        "tokens": counts.num_tokens,
-        "supervised_tokens": counts.num_supervised,
-        "duplicates": counts.num_duplicates,
-    }
-    stats = read_json(layout.prompts / STATISTICS)  # the sealed copy: data/stats.json may have been lost
-    stats["regenerate"] = {**numbers, "reasons": dict(sorted(reasons.items()))}
-    write_json(layout.stats, stats)
+        numbers: dict[str, object] = {
+            "samples": counts.num_samples,
+            "tokens": counts.num_tokens,
+            "supervised_tokens": counts.num_supervised,
+            "duplicates": counts.num_duplicates,
+        }
+        stats = read_json(layout.prompts / STATISTICS)  # the sealed copy: data/stats.json may have been lost
+        stats["regenerate"] = {**numbers, "reasons": dict(sorted(reasons.items()))}
+        write_json(layout.stats, stats)  # before the seal: what is sealed is never without it
     return numbers
 
 

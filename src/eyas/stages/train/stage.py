@@ -36,6 +36,8 @@ def train_recipe(project: Project, dtype: str) -> dict[str, object]:
         settings.pop(key)
     if settings["dtype"] == "auto":
         settings["dtype"] = dtype
+    bound = config.store.bound_bytes
+    waves = {} if bound is None else {"waves": {"max_bytes": bound, "recapture": config.store.recapture}}
     start = settings.pop("start_from")
     begun = {} if start is None else {"start": start_digest(project.source_path(start)) or "missing"}
     return {
@@ -51,6 +53,7 @@ def train_recipe(project: Project, dtype: str) -> dict[str, object]:
             "head_dim": resolved.head_dim,
         },
         "train": settings,
+        **waves,
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ from eyas.base.layout import Layout
 from eyas.base.progress import Progress
 from eyas.base.stop import StopFlag
 from eyas.drafter.model import EagleDrafter
+from eyas.drafter.schedule import TrainedWave
 from eyas.drafter.settings import TrainSettings
 from eyas.drafter.shape import DrafterShape
 from eyas.drafter.teacher import Teacher
-from eyas.drafter.trainer import Trainer, TrainingPlace, TrainingResult
+from eyas.drafter.trainer import Trainer, TrainingPlace, TrainingResult, WaveTurn
 from eyas.drafter.vocabulary import load_vocabulary
 from eyas.drafter.world import World
 from eyas.stages.project import Project
@@ -26,13 +27,15 @@ from eyas.stages.train.outer import OuterPlace
 from eyas.store.entry import SampleEntry
 from eyas.store.ledger import Ledger
 from eyas.store.reader import StoreReader
+from eyas.store.waves import WaveRule, plan_waves
 from eyas.targets.dtype import resolve_device
 from eyas.targets.parts import TargetParts, load_parts
 
 _NOT_OF_TRAINER = {"start_from", "processes", "sharding", "trackers"}
 
 Brief = Mapping[str, Any]
-"""What the first process tells the others: ``dtype``, ``shape``, ``recipe``, ``samples``, ``segments``."""
+"""What the first process tells the others: ``dtype``, ``shape``, ``recipe``, ``samples``, ``segments``; with
+waves their ``rule`` and the ``wave`` that is there."""
 
 
 def num_processes(project: Project) -> int:
@@ -69,12 +72,23 @@ def train_settings(project: Project, dtype: str) -> TrainSettings:
     return TrainSettings(**{**project.config.train.model_dump(exclude=_NOT_OF_TRAINER), "dtype": dtype})
 
 
-def make_brief(ledger: Ledger, dtype: str, shape: DrafterShape, recipe: Mapping[str, object]) -> Brief:
-    """The first process's word: with it, the others need neither the ledger nor the samples' file."""
+def make_brief(
+    ledger: Ledger,
+    dtype: str,
+    shape: DrafterShape,
+    recipe: Mapping[str, object],
+    rule: WaveRule | None = None,
+    wave: int = 0,
+) -> Brief:
+    """The first process's word: with it, the others need neither the ledger nor the samples' file.
+
+    Args:
+        rule, wave: of a store with a bound: then all samples are told of, stored or not.
+    """
     stored = dict(ledger.stored())
     samples: dict[str, list[tuple[str, int, int]]] = {"train": [], "validation": []}
     for entry in ledger.entries():
-        if entry.id in stored and entry.split in samples:
+        if (rule is not None or entry.id in stored) and entry.split in samples:
             samples[entry.split].append((entry.id, entry.length, entry.num_supervised))
     return {
         "dtype": dtype,
@@ -82,6 +96,7 @@ def make_brief(ledger: Ledger, dtype: str, shape: DrafterShape, recipe: Mapping[
         "recipe": recipe,
         "samples": samples,
         "segments": stored,
+        **({} if rule is None else {"rule": rule.as_dict(), "wave": wave}),
     }
 
 
@@ -113,10 +128,16 @@ def train_together(
     shape = DrafterShape.from_dict(brief["shape"])
     drafter = EagleDrafter(shape, parts.embedding.to(settings.compute_dtype())).to(device)
     reader = StoreReader(layout.segments, brief["segments"])
-    samples, held_out = (
-        StoredSamples(reader, (SampleEntry(*facts, split, "") for facts in _listed(brief, split)))
+    entries = {
+        split: [SampleEntry(name, tokens, rows, split, "") for name, tokens, rows in brief["samples"][split]]
         for split in ("train", "validation")
-    )
+    }
+    turn = _turn(brief, entries)
+    trained = entries["train"]
+    if turn is not None:
+        here = set(turn.waves[turn.number].ids) if turn.number < len(turn.waves) else set()
+        trained = [entry for entry in trained if entry.id in here]
+    samples, held_out = StoredSamples(reader, trained), StoredSamples(reader, entries["validation"])
     trainer = Trainer(
         drafter,
         Teacher(parts.head, vocabulary, device=torch.device(device), dtype=settings.compute_dtype()),
@@ -134,13 +155,21 @@ def train_together(
         stop=stop,
         world=world,
         sharding=project.config.train.sharding,
+        turn=turn,
     )
-    return trainer.run()
+    try:
+        return trainer.run()
+    finally:
+        reader.close()  # a file that is mapped keeps its room on the disk after it was released
 
 
-def _listed(brief: Brief, split: str) -> list[tuple[str, int, int]]:
-    """Id, tokens and supervised tokens of each sample of a split."""
-    return [(name, length, supervised) for name, length, supervised in brief["samples"][split]]
+def _turn(brief: Brief, entries: Mapping[str, Sequence[SampleEntry]]) -> WaveTurn | None:
+    """The wave that is trained now; every process finds the same ones."""
+    if "rule" not in brief:
+        return None
+    plan = plan_waves([*entries["train"], *entries["validation"]], WaveRule(**brief["rule"]))
+    waves = [TrainedWave(wave.ids, wave.passes) for wave in plan.waves]
+    return WaveTurn(waves, brief["wave"], {e.id: e.length for e in entries["train"]}, plan.digest)
 
 
 def _set_aside(layout: Layout, path: Path, reason: str) -> None:

@@ -10,7 +10,9 @@ import numpy.typing as npt
 import torch
 
 from eyas.base.errors import NotReady, SealBroken
+from eyas.base.layout import Layout
 from eyas.base.seal import is_sealed, require_seal
+from eyas.base.units import counted
 from eyas.drafter.model import EagleDrafter
 from eyas.drafter.settings import TrainSettings
 from eyas.drafter.shape import DrafterShape
@@ -41,7 +43,10 @@ from eyas.stages.train.together import (
     train_settings,
     train_together,
 )
+from eyas.stages.waves import not_captured, wave_rule
+from eyas.store.ledger import Ledger
 from eyas.store.samples import read_samples
+from eyas.store.waves import WaveRule, plan_waves, waves_over
 from eyas.targets.dtype import resolve_dtype
 from eyas.targets.parts import TargetParts, load_parts
 
@@ -49,8 +54,10 @@ from eyas.targets.parts import TargetParts, load_parts
 def run(project: Project, context: RunContext) -> dict[str, object]:
     """Train to the end, from the start or from the newest whole checkpoint, in one process or several.
 
+    When the store has a bound: to the end of the wave that is there.
+
     Raises:
-        NotReady: samples are not captured yet.
+        NotReady: samples are to be captured first.
         RecipeChanged: the checkpoints there are of another recipe.
         TrainingDiverged: the loss is not finite, again and again.
         WorkerLost: another training process is gone.
@@ -60,11 +67,14 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
     size, place = num_processes(project), OuterPlace.here()
     set_threads(project, size if place is None else place.local_size)
     require_seal(layout.samples)
-    counts = ledger.counts()
-    left = counts["pending"].samples + counts["in_flight"].samples + counts["failed"].samples
-    if left or not counts["stored"].samples:
+    rule = wave_rule(project)
+    left, wave = _not_captured(ledger, layout, rule)
+    if left or not ledger.counts()["stored"].samples:
         raise NotReady(
-            f"{left} samples are not captured yet", where=layout.store, hint="eyas extract, or eyas run"
+            f"{counted(left, 'sample')} to be captured first"
+            + (f" for wave {wave + 1}" if rule is not None else ""),
+            where=layout.store,
+            hint="eyas extract, or eyas run",
         )
     device = device_of(project, 0 if place is None else place.local_rank, size)
     wanted = project.config.train.dtype
@@ -75,7 +85,7 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
     begun = read_start(project, parts)
     vocabulary = _vocabulary(project, context, begun)
     shape = begun.shape if begun is not None else _shape(project, vocabulary)
-    brief = make_brief(ledger, dtype, shape, train_recipe(project, dtype))
+    brief = make_brief(ledger, dtype, shape, train_recipe(project, dtype), rule, wave)
 
     def start(drafter: EagleDrafter, samples: StoredSamples) -> None:
         _start(drafter, settings, vocabulary, parts, samples, begun, context)
@@ -106,6 +116,16 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
         numbers["validation_acceptance_length"] = result.state.validation["walk_tau"]
         numbers["validation_loss"] = result.state.validation["loss"][0]
     return numbers
+
+
+def _not_captured(ledger: Ledger, layout: Layout, rule: WaveRule | None) -> tuple[int, int]:
+    """Samples that training needs now and that are neither stored nor given up, and the wave it is at."""
+    if rule is None:
+        counts = ledger.counts()
+        return counts["pending"].samples + counts["in_flight"].samples + counts["failed"].samples, 0
+    plan = plan_waves(ledger.entries(), rule)
+    wave = waves_over(layout, plan.digest)
+    return not_captured(ledger, (*plan.kept, *(plan.waves[wave].ids if wave < len(plan) else ()))), wave
 
 
 def _world(
@@ -150,7 +170,7 @@ def _start(
         drafter, settings, vocabulary, head=parts.head, norm_weight=parts.norm_weight, samples=samples
     )
     if num_rows:
-        context.progress.say(f"fc starts from a ridge fit over {num_rows} rows")
+        context.progress.say(f"fc starts from a ridge fit over {counted(num_rows, 'row')}")
 
 
 def _vocabulary(project: Project, context: RunContext, begun: StartingDrafter | None) -> DraftVocabulary:

@@ -15,7 +15,7 @@ from typing import Any
 from eyas.base.clock import boot_id
 from eyas.targets.fake.as_json import JSON_KINDS, json_information, json_meta
 from eyas.targets.fake.drafts import Drafts
-from eyas.targets.fake.dumps import Label, TinyModel, encode, spoiled, write_dump, write_error
+from eyas.targets.fake.dumps import Label, States, TinyModel, encode, spoiled, write_dump, write_error
 from eyas.targets.fake.faults import Fault, fault_of
 from eyas.targets.fake.http import Http, Reply, Reset, error_reply, json_reply
 from eyas.targets.fake.settings import FakeSettings
@@ -259,7 +259,7 @@ class FakeServer:
         elif kind == "failed":
             write_error(folder, name, "no space left on device")
         elif kind != "no-dump":
-            content, age = self._dump(kind, name, tokens)
+            content, age = self._dump(kind, name, tokens, states)
             if kind == "late" and fault is not None:
                 seconds = 1.0 if fault.argument is None else fault.argument
                 after.append(lambda: self._write_later(seconds, folder, name, content))
@@ -283,9 +283,9 @@ class FakeServer:
     def _last(self) -> str:
         return "before-norm" if self._model.before_norm else "after-norm"
 
-    def _dump(self, kind: str, name: str, tokens: tuple[int, ...]) -> tuple[bytes, float]:
-        """Bytes of a dump and how old its file is to look."""
-        age = 0.0
+    def _dump(self, kind: str, name: str, tokens: tuple[int, ...], states: States) -> tuple[bytes, float]:
+        """Bytes of a dump and how old its file is to look; ``states`` are those of ``tokens``."""
+        age, asked = 0.0, tokens
         if kind == "stale":
             with self._lock:
                 earlier = self._earlier[-1] if self._earlier else None
@@ -294,7 +294,8 @@ class FakeServer:
         elif kind == "swapped":
             name, tokens = self._other(name, tokens)
         label = Label(name, ENGINES[self.settings.engine], self._last, boot_id(), self.started)
-        content = encode(spoiled(kind, self._model.states(tokens), self._model), label)
+        held = states if tokens == asked else self._model.states(tokens)
+        content = encode(spoiled(kind, held, self._model), label)
         if kind == "half":
             content = content[: len(content) // 2]
         elif kind == "flip":

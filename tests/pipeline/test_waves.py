@@ -1,0 +1,492 @@
+"""A store with a bound, through the whole pipeline: what is trained, what is said, what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import eyas as package
+from eyas.config.load import load_config
+from eyas.pipeline.waves import can_work_together
+from eyas.stages.extract import work
+from eyas.store.ledger import Ledger
+from eyas.targets.local.model import LocalTarget
+from tests.cli.command import eyas
+from tests.faults.forked import error_of, run_child
+from tests.projects import outcome, tiny_target, weights_digest
+from tests.waves import (
+    BOUND,
+    bounded_project,
+    ids_of,
+    noting_batches,
+    run_into_the_waves,
+    states_of,
+    store_bytes,
+    trained_counts,
+    waves_of,
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_target(tmp_path_factory.mktemp("target") / "model")
+
+
+@pytest.fixture(scope="module")
+def answered(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with a bound whose samples are ready to be captured."""
+    root = bounded_project(tmp_path_factory.mktemp("answered") / "p", model)
+    assert eyas("run", "--project", root, "--until", "regenerate").code == 0
+    return root
+
+
+@pytest.fixture
+def project(answered: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(answered, tmp_path / "p", symlinks=True))
+
+
+@pytest.fixture(scope="module")
+def trained(answered: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, trained unbroken; its batches lie beside it."""
+    folder = tmp_path_factory.mktemp("trained")
+    root = Path(shutil.copytree(answered, folder / "p", symlinks=True))
+    assert run_child(root, prepare=noting_batches(folder / "batches")) == 0, error_of(root)
+    return root
+
+
+def messages(root: Path) -> str:
+    lines = []
+    for path in sorted((root / "logs").glob("attempt-*/events.jsonl")):
+        events = map(json.loads, path.read_text().splitlines())
+        lines += [event["detail"]["text"] for event in events if event["kind"] == "message"]
+    return "\n".join(lines)
+
+
+def change(root: Path, old: str, new: str) -> None:
+    text = (root / "eyas.toml").read_text()
+    assert old in text
+    (root / "eyas.toml").write_text(text.replace(old, new))
+
+
+def test_no_batch_holds_samples_of_two_waves_and_each_is_trained_twice(trained: Path) -> None:
+    batches = [line.split() for line in (trained.parent / "batches").read_text().splitlines()]
+    counts = Counter(name for batch in batches for name in batch)
+    assert set(counts) == ids_of(trained, "train")
+    assert set(counts.values()) == {2}
+    # a wave is trained for all epochs before another one begins: what is seen again is never far
+    first, last = {}, {}
+    for place, batch in enumerate(batches):
+        for name in batch:
+            first.setdefault(name, place)
+            last[name] = place
+    groups: list[set[str]] = []
+    for place, batch in enumerate(batches):
+        open_ = {name for name in first if first[name] <= place <= last[name]}
+        if groups and groups[-1] & (open_ | set(batch)):
+            groups[-1] |= open_ | set(batch)
+        else:
+            groups.append(open_ | set(batch))
+    assert len(groups) == waves_of(trained)["waves"] >= 3
+
+
+def test_each_epoch_is_captured_anew_when_asked_for(project: Path, tmp_path: Path) -> None:
+    change(project, "[store]", "[store]\nrecapture = true")
+    change(project, "epochs = 2", "epochs = 2.5")
+    captured = tmp_path / "captured"
+
+    def noting() -> None:
+        noting_batches(tmp_path / "batches")()
+        real = Ledger.commit_segment
+
+        def commit(self: Ledger, *arguments: Any, **options: Any) -> Any:
+            done = real(self, *arguments, **options)
+            with open(captured, "a") as file:
+                file.write("".join(f"{name}\n" for name in done.stored))
+            return done
+
+        Ledger.commit_segment = commit  # type: ignore[method-assign]
+
+    assert run_child(project, prepare=noting) == 0, error_of(project)
+    train, kept = ids_of(project, "train"), ids_of(project, "validation")
+    counts, captures = trained_counts(tmp_path / "batches"), trained_counts(captured)
+    assert set(counts) == train
+    assert set(counts.values()) == {2, 3}, "all of two epochs, some of the third"
+    assert captures == counts | Counter(kept)
+    assert sum(captures.values()) == waves_of(project)["captures"]
+    assert states_of(project) == {"stored": len(kept), "released": len(train)}
+    assert store_bytes(project) <= BOUND
+    # killed in the middle, it comes to the same
+    again = project.with_name("again")
+    shutil.copytree(project, again, symlinks=True)
+    for name in ("store", "drafter", "reports", "exports", "logs"):
+        shutil.rmtree(again / name)
+    for path in (again / "state").glob("ledger.db*"):
+        path.unlink()
+    kills, seconds = 0, 1.0
+    while run_child(again, kill_after_seconds=seconds) != 0:
+        kills, seconds = kills + 1, seconds * 1.4
+    assert kills >= 2
+    assert outcome(again) == outcome(project)
+
+
+def test_a_sample_that_cannot_be_captured_is_set_aside_and_training_goes_on(
+    project: Path, tmp_path: Path
+) -> None:
+    poisoned = sorted(ids_of(project, "train"))[3]
+
+    def plant() -> None:
+        noting_batches(tmp_path / "batches")()
+        real = work._Capture._checked
+
+        def checked(self: Any, item: Any, states: Any) -> Any:
+            if item.id == poisoned:
+                states.aux[0, 0, 0] = float("nan")
+            return real(self, item, states)
+
+        work._Capture._checked = checked  # type: ignore[method-assign]
+
+    change(project, "[extract]", "[extract]\nretry_seconds = 0.01")
+    assert run_child(project, prepare=plant) == 0, error_of(project)
+    counts = trained_counts(tmp_path / "batches")
+    assert set(counts) == ids_of(project, "train") - {poisoned}
+    assert set(counts.values()) == {2}
+    states = states_of(project)
+    assert states["set_aside"] == 1
+    assert sum(states.values()) == len(ids_of(project, "train") | ids_of(project, "validation"))
+    assert list(waves_of(project)["passed"]) == [poisoned]
+    status = eyas("status", "--project", project, "--json").json
+    assert status["set_aside_samples"] == 1
+    assert [failure["id"] for failure in status["failures"]] == [poisoned]
+    again = eyas("run", "--project", project, "--retry-failed")
+    assert again.code == 3, again.err
+    assert states_of(project) == states, "training has gone past it"
+    for path in (project / "state").glob("ledger.db*"):
+        path.unlink()
+    assert eyas("run", "--project", project).code == 3
+    assert states_of(project) == states
+
+
+def test_an_older_checkpoint_needs_an_older_wave_again(project: Path, trained: Path) -> None:
+    """Content of the newest changed in the middle: set aside, and the end is the same."""
+    change(project, "keep_checkpoints = ", "keep_checkpoints = ") if "keep_checkpoints" in (
+        project / "eyas.toml"
+    ).read_text() else change(project, "[train]", "[train]\nkeep_checkpoints = 1")
+    folder = project / "drafter" / "checkpoints"
+
+    def over() -> int:
+        found = sorted(folder.glob("step-*"))
+        return int(json.loads((found[-1] / "seal.json").read_text())["about"]["waves_over"]) if found else 0
+
+    assert run_into_the_waves(project, lambda: over() >= 2) != 0
+    found = sorted(folder.glob("step-*"))
+    for path in found:
+        content = bytearray((path / "model.safetensors").read_bytes())
+        content[-1] ^= 1
+        (path / "model.safetensors").write_bytes(content)
+    assert run_child(project) == 0, error_of(project)
+    assert "needed again and will be captured again" in messages(project)
+    assert outcome(project) == outcome(trained)
+
+
+def test_a_damaged_segment_of_a_wave_is_captured_again(project: Path, trained: Path) -> None:
+    assert eyas("extract", "--project", project).code == 0
+    for path in sorted((project / "store" / "segments").iterdir()):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    assert run_child(project) == 0, error_of(project)
+    assert outcome(project) == outcome(trained)
+
+
+def test_extract_alone_fills_the_store_and_train_alone_takes_what_is_there(
+    project: Path, trained: Path
+) -> None:
+    done = eyas("extract", "--project", project)
+    assert done.code == 0, done.err
+    assert "filled to its bound" in done.err
+    assert "eyas run" in done.err
+    states = states_of(project)
+    assert states["pending"] > 0
+    assert "released" not in states
+    assert store_bytes(project) <= BOUND
+    assert eyas("extract", "--project", project).code == 0
+    assert states_of(project) == states, "there is no room for more"
+    done = eyas("train", "--project", project)
+    assert done.code == 0, done.err
+    assert "is not captured yet: eyas run" in done.err
+    after = states_of(project)
+    assert after["released"] > 0
+    assert after["pending"] == states["pending"]
+    over = eyas("status", "--project", project, "--json").json["waves"]
+    assert over["waves_over"] == 2
+    refused = eyas("train", "--project", project)
+    assert refused.code == 2
+    assert "not captured yet" in refused.err
+    assert "eyas run" in refused.err
+    for _ in range(20):
+        if states_of(project).get("pending", 0) == 0:
+            break
+        assert eyas("extract", "--project", project).code == 0
+        assert eyas("train", "--project", project).code == 0
+    assert eyas("run", "--project", project).code == 0
+    assert outcome(project) == outcome(trained)
+
+
+def test_two_processes_train_in_waves(project: Path, tmp_path: Path) -> None:
+    more = ("train.processes=2", "train.accumulate=2", "train.dtype=float64", "store.max_bytes=720kB")
+    assert run_child(project, overrides=more) == 0, error_of(project)
+    alone = project.with_name("alone")
+    shutil.copytree(project, alone, symlinks=True)
+    for name in ("store", "drafter", "reports", "exports", "logs"):
+        shutil.rmtree(alone / name)
+    for path in (alone / "state").glob("ledger.db*"):
+        path.unlink()
+    assert run_child(alone, overrides=more[1:]) == 0, error_of(alone)
+    import torch
+    from safetensors.torch import load_file
+
+    two, one = (
+        load_file(str(sorted((root / "drafter" / "checkpoints").glob("step-*"))[-1] / "model.safetensors"))
+        for root in (project, alone)
+    )
+    for name in two:
+        torch.testing.assert_close(two[name], one[name], rtol=1e-9, atol=1e-10)
+    kept, train = ids_of(project, "validation"), ids_of(project, "train")
+    assert states_of(project) == {"stored": len(kept), "released": len(train)}
+
+
+def test_an_outer_launcher_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for pair in ("RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=1"):
+        monkeypatch.setenv(*pair.split("="))
+    refused = eyas("run", "--project", project)
+    assert refused.code == 2
+    assert "outer launcher" in refused.err
+    assert states_of(project).get("stored", 0) == 0
+
+
+def test_a_bound_that_is_too_small_is_refused_before_anything_is_captured(project: Path) -> None:
+    change(project, f'max_bytes = "{BOUND}"', 'max_bytes = "200kB"')
+    for words in (["run"], ["extract"], ["run", "--dry-run"]):
+        refused = eyas(*words, "--project", project)
+        assert refused.code == 2, words
+        assert "too small" in refused.err
+        assert "set store.max_bytes to at least" in refused.err
+    assert not list((project / "store").glob("segments/*"))
+
+
+def test_a_bound_above_the_budget_is_refused(project: Path) -> None:
+    change(project, "[disk]", '[disk]\nbudget = "100kB"')
+    refused = eyas("status", "--project", project)
+    assert refused.code == 2
+    assert "disk.budget" in refused.err
+
+
+def test_a_dry_run_says_what_the_bound_comes_to(project: Path, trained: Path) -> None:
+    text = eyas("run", "--dry-run", "--project", project).out
+    found = eyas("run", "--dry-run", "--project", project, "--json").json["forecast"]["waves"]
+    record = waves_of(trained)
+    assert found["count"] == record["waves"]
+    assert (
+        found["captures"]
+        == record["captures"]
+        == len(ids_of(trained, "train") | ids_of(trained, "validation"))
+    )
+    assert found["at_once_bytes"] <= found["max_bytes"] == BOUND
+    assert f"{record['waves']} waves" in text
+    assert "captures" in text
+
+
+def test_redoing_the_training_captures_again_and_says_so(trained: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(trained, tmp_path / "p", symlinks=True))
+    released = len(ids_of(root, "train"))
+    plan = eyas("run", "--redo", "train", "--dry-run", "--project", root)
+    assert f"{released} released samples are captured again" in " ".join(plan.out.split())
+    done = eyas("run", "--redo", "train", "--project", root)
+    assert done.code == 0, done.err
+    assert f"{released} released samples are needed again" in done.err
+    assert weights_digest(root) == weights_digest(trained)
+    assert states_of(root) == states_of(trained)
+
+
+def test_a_changed_bound_is_a_changed_recipe(trained: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(trained, tmp_path / "p", symlinks=True))
+    before = states_of(root)
+    for new in ("", f'max_bytes = "{BOUND + 40_000}"', f'max_bytes = "{BOUND}"\nrecapture = true'):
+        text = (trained / "eyas.toml").read_text()
+        (root / "eyas.toml").write_text(text.replace(f'max_bytes = "{BOUND}"', new))
+        refused = eyas("run", "--project", root)
+        assert refused.code == 2, new
+        assert "--redo train" in refused.err
+        assert states_of(root) == before, "nothing was captured for a training that is refused"
+
+
+def test_a_finished_project_has_nothing_to_do_and_a_healthy_doctor(trained: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(trained, tmp_path / "p", symlinks=True))
+    steps = eyas("run", "--dry-run", "--project", root, "--json").json["plan"]
+    assert [step["action"] for step in steps] == ["skip"] * 6
+    assert eyas("verify", "--deep", "--project", root).code == 0
+    doctor = eyas("doctor", "--deep", "--project", root, "--json")
+    bad = [line for line in doctor.json["checks"] if line["state"] in ("damage", "failed")]
+    assert not bad, bad
+    status = eyas("status", "--project", root, "--json").json
+    waves = status["waves"]
+    assert waves["waves_over"] == waves["waves"] == waves_of(root)["waves"]
+    assert waves["stored"] == len(ids_of(root, "validation"))
+    assert waves["released"] == len(ids_of(root, "train"))
+    assert waves["store_bytes"] == store_bytes(root)
+    assert status["next_command"] is None
+    extract = next(stage for stage in status["stages"] if stage["name"] == "extract")
+    assert (extract["state"], extract["done"]) == ("done", extract["total"])
+    assert "waves are over" in eyas("status", "--project", root).out
+
+
+def test_doctor_and_recover_are_calm_in_the_middle(project: Path, trained: Path) -> None:
+    run_into_the_waves(project, lambda: bool(states_of(project).get("released")))
+    doctor = eyas("doctor", "--project", project, "--json")
+    bad = [line for line in doctor.json["checks"] if line["state"] in ("damage", "failed")]
+    assert not bad, bad
+    assert eyas("verify", "--project", project).code == 0
+    states = states_of(project)
+    assert eyas("store", "repair", "--project", project).code == 0
+    assert states_of(project) == states
+    for path in (project / "state").glob("ledger.db*"):
+        path.unlink()
+    assert eyas("store", "repair", "--project", project).code == 0
+    rebuilt = states_of(project)
+    assert rebuilt["released"] >= states["released"]
+    assert sum(rebuilt.values()) == sum(states.values())
+    assert eyas("run", "--project", project).code == 0
+    assert outcome(project) == outcome(trained)
+
+
+def test_what_would_break_a_bound_is_refused(trained: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(trained, tmp_path / "p", symlinks=True))
+    (tmp_path / "old").mkdir()
+    for words in (["store", "compact"], ["store", "import", str(tmp_path / "old")]):
+        refused = eyas(*words, "--project", root)
+        assert refused.code == 2, words
+        assert "store.max_bytes" in refused.err
+
+
+def test_stored_samples_are_listed_and_exported_and_released_ones_are_said(
+    trained: Path, tmp_path: Path
+) -> None:
+    kept, train = ids_of(trained, "validation"), ids_of(trained, "train")
+    listed = eyas("store", "ls", "--project", trained, "--json").json
+    assert sum(segment["samples"] for segment in listed["segments"]) == len(kept)
+    assert listed["released"]["samples"] == len(train)
+    exported = eyas("store", "export", tmp_path / "out", "--project", trained, "--json").json
+    assert (exported["samples"], exported["released"]) == (len(kept), len(train))
+    opened = package.open(trained)
+    assert set(opened.stored_ids()) == kept
+    assert Counter(opened.samples().column("state").to_pylist()) == {
+        "stored": len(kept),
+        "released": len(train),
+    }
+    opened.states(min(kept))
+    with pytest.raises(KeyError):
+        opened.states(min(train))
+    report = eyas("report", "--format", "md", "--project", trained)
+    assert report.code == 0, report.err
+    assert eyas("store", "gc", "--project", trained).code == 0
+
+
+def test_a_released_file_is_not_held_by_a_map(project: Path) -> None:
+    """A removed file keeps its room on the disk for as long as somebody maps it."""
+    held = project.with_name("held")
+
+    def plant() -> None:
+        from eyas.pipeline import waves
+
+        real = waves.settle
+
+        def settle(*arguments: Any) -> Any:
+            done = real(*arguments)
+            maps = Path("/proc/self/maps").read_text().splitlines()
+            left = [line for line in maps if "seg-" in line and line.endswith("(deleted)")]
+            with open(held, "a") as file:
+                file.write(f"{done.segments} {len(left)}\n")
+            return done
+
+        waves.settle = settle
+
+    assert run_child(project, prepare=plant) == 0, error_of(project)
+    seen = [tuple(map(int, line.split())) for line in held.read_text().splitlines()]
+    assert sum(segments for segments, _ in seen) >= 3
+    assert all(left == 0 for _, left in seen), seen
+
+
+def test_a_bound_that_holds_everything_keeps_everything(project: Path) -> None:
+    change(project, f'max_bytes = "{BOUND}"', 'max_bytes = "50MB"')
+    assert run_child(project) == 0, error_of(project)
+    assert waves_of(project)["waves"] == 1
+    assert states_of(project) == {"stored": len(ids_of(project, "train") | ids_of(project, "validation"))}
+    steps = eyas("run", "--dry-run", "--project", project, "--json").json["plan"]
+    assert [step["action"] for step in steps] == ["skip"] * 6
+
+
+class Gpus:
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def read(self) -> list[Any]:
+        return [object()] * self.count
+
+
+@pytest.mark.parametrize(
+    ("kind", "device", "urls", "count", "together"),
+    [
+        ("local", "cpu", "", 0, False),
+        ("vllm", "auto", "", 8, False),
+        ("vllm", "cuda", "", 8, False),
+        ("sglang", "auto", "", 0, True),
+        ("sglang", "cpu", "", 8, True),
+        ("vllm", "cuda:7", "", 8, True),
+        ("vllm", "auto", "http://127.0.0.1:1", 8, True),
+    ],
+)
+def test_both_work_together_only_where_neither_takes_the_other_s_place(
+    kind: str, device: str, urls: str, count: int, together: bool, project: Path
+) -> None:
+    words = [f"target.kind={kind}", f"target.device={device}", *([f'serve.urls=["{urls}"]'] if urls else [])]
+    assert can_work_together(load_config(project, words), Gpus(count)) is together
+
+
+def test_without_a_bound_nothing_knows_of_waves(project: Path) -> None:
+    for value in (None, "0"):
+        root = project.with_name(f"p{value}")
+        shutil.copytree(project, root, symlinks=True)
+        change(root, f'max_bytes = "{BOUND}"', "" if value is None else f'max_bytes = "{value}"')
+        assert run_child(root) == 0, error_of(root)
+        assert set(states_of(root)) == {"stored"}
+        assert not (root / "store" / "waves.json").exists()
+        folder = sorted((root / "drafter" / "checkpoints").glob("step-*"))[-1]
+        state = json.loads((folder / "state.json").read_text())
+        assert state["format"] == 2
+        assert "waves_over" not in state
+        assert "waves" not in json.dumps(state["recipe"])
+        assert eyas("status", "--project", root, "--json").json["waves"] is None
+
+
+def test_the_target_is_loaded_once_for_the_waves_that_fit(project: Path) -> None:
+    loads = project.with_name("loads")
+
+    def plant() -> None:
+        real = LocalTarget.load.__func__  # type: ignore[attr-defined]
+
+        def load(cls: Any, *arguments: Any, **options: Any) -> Any:
+            with open(loads, "a") as file:
+                file.write("x")
+            return real(cls, *arguments, **options)
+
+        LocalTarget.load = classmethod(load)  # type: ignore[method-assign,assignment]
+
+    assert run_child(project, prepare=plant, overrides=("evaluate.limit=1",)) == 0, error_of(project)
+    num_waves = waves_of(project)["waves"]
+    assert os.path.getsize(loads) <= -(-num_waves // 2) + 1, "once for every two waves, and to evaluate"
