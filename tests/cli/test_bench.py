@@ -203,6 +203,7 @@ def test_a_server_without_a_drafter(engine: Engine, servers: Any, prompts: Path)
     shown = eyas("bench", servers(engine, round_seconds=0.0).url, "--prompts", prompts, "--max-tokens", "4")
     assert re.search(r"^\W*1\W+no drafter\b", shown.out, re.MULTILINE), shown.out
     assert "with drafter" not in shown.out
+    assert "server no drafter" in shown.err
 
 
 def test_faults_end_it_with_their_exit_code(servers: Any, prompts: Path) -> None:

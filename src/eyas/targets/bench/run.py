@@ -143,7 +143,8 @@ def run_bench(
         # they take turns in going first, so that a machine that grows slower harms neither
         for name, which in ways if number % 2 == 0 else reversed(ways):
             asking = Asking(which.model, max_tokens, temperature, seed, which.engine == "sglang")
-            found[name] = _level(which, share, concurrency, asking, progress, name)
+            shown = server.called if name == "drafted" else "plain"
+            found[name] = _level(which, share, concurrency, asking, progress, shown)
         levels.append(_joined(concurrency, found, server, temperature))
     speculation = None
     for level in levels:

@@ -42,6 +42,11 @@ class MeasuredServer:
     num_drafts: int | None = None
     is_tree: bool = False
 
+    @property
+    def called(self) -> str:
+        """What people are told it is; one that tells of no drafter is taken for one that has it."""
+        return "no drafter" if self.drafts is False else "with drafter"
+
     def counts(self) -> Counts | None:
         """Counters now; None where the engine has none. Raises ServerUnreachable."""
         if self.engine != "vllm":

@@ -61,7 +61,7 @@ async def prove_beside(
     if found != tuple(layers):
         raise ServerFault("wrong_layers", f"it captures layers {list(found)}, asked for {list(layers)}")
     # how long each part of its start took: no two starts are alike to the last digit
-    starts = recipe_hash([one.get("startup_time") for one in (said, beside)])
+    starts = recipe_hash({"aux": said.get("startup_time"), "last": beside.get("startup_time")})
     return Told(f"sglang {said.get('version', 'unknown')} (JSON)", starts)
 
 
