@@ -56,7 +56,7 @@ def judge(scene: Scene, facts: SpaceFacts) -> Line:
                 exit_code=DISK_EXIT,
             )
         )
-    elif left > room:
+    elif left > max(0, room):
         findings.append(
             Finding(
                 "disk-short",
