@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -152,6 +153,25 @@ def test_a_head_is_multiplied_as_often_as_tokens_pay_for_it() -> None:
     assert due(330 * 64, [1, 1, 1]) == [True, True, True]
     # 3,000,000 weights are paid for by 100 tokens; the first dump is always judged
     assert due(3_000_000, [5, 40, 40, 40, 40, 60, 500]) == [True, False, False, True, False, True, True]
+
+
+def test_a_part_of_a_large_head_judges_every_dump() -> None:
+    """A choice that is no row of the sample is still compared with those that are."""
+    torch.manual_seed(0)
+    head = torch.randn(40_000, 32)
+    parts = SimpleNamespace(norm_weight=torch.ones(32), head=head, final_softcap=None)
+    heads = Heads(cast(TargetParts, parts))
+    missed = 0
+    for _ in range(200):
+        state = torch.randn(32)
+        best = int((head @ state).argmax())
+        heads.check_token(state, best, torch.float32, whole=False)
+        heads.check_token(state, best, torch.float32, whole=True)
+        other = int((head @ torch.randn(32)).argmax())  # what another state chooses
+        with contextlib.suppress(ServerFault):
+            heads.check_token(state, other, torch.float32, whole=False)
+            missed += 1
+    assert missed <= 5
 
 
 def test_names_are_unique_and_tell_whose_they_are() -> None:

@@ -126,7 +126,7 @@ class Capturing:
 
     async def attempt(self, replica: Replica[Prompt], job: Job[Prompt]) -> Taken:
         """Capture one prompt. Raises ServerFault with the code of what was wrong."""
-        taken, instance = await self._capture(replica, job.payload, always_check_token=False)
+        taken, instance = await self._capture(replica, job.payload, whole_head=False)
         if instance != replica.instance:
             taken.remove_dump()
             raise ServerFault("server_changed", f"{instance}, proven was {replica.instance}")
@@ -150,7 +150,7 @@ class Capturing:
                 replica.connection, replica.beside, served, self._rules.layers, self._rules.facts
             )
         prompt = Prompt("canary", self._canary.tokens)
-        taken, instance = await self._capture(replica, prompt, always_check_token=True)
+        taken, instance = await self._capture(replica, prompt, whole_head=True)
         taken.remove_dump()
         if self._canary.reference is not None:
             self._canary.reference.check(taken.states, self._rules.layers)
@@ -173,11 +173,11 @@ class Capturing:
         self._readers.shutdown(wait=True, cancel_futures=True)
 
     async def _capture(
-        self, replica: Replica[Prompt], prompt: Prompt, *, always_check_token: bool
+        self, replica: Replica[Prompt], prompt: Prompt, *, whole_head: bool
     ) -> tuple[Taken, str]:
         """One request and its dump; a dump that is not taken is removed. Gives the server's instance too."""
         if replica.beside is not None:
-            return await self._capture_as_json(replica, replica.beside, prompt, always_check_token)
+            return await self._capture_as_json(replica, replica.beside, prompt, whole_head)
         flavour = FLAVOURS[replica.info.engine]
         name = self._names.new(prompt.sample)
         path, body = flavour.capture(prompt.tokens, name, replica.model)
@@ -193,7 +193,7 @@ class Capturing:
             await self._wait_for(folder, name)
             loop = asyncio.get_running_loop()
             found = await loop.run_in_executor(
-                self._readers, self._read, folder, name, prompt, reply, sent_at, always_check_token
+                self._readers, self._read, folder, name, prompt, reply, sent_at, whole_head
             )
         except BaseException as error:
             self._abandoned.add(name)  # the dump may still come
@@ -210,7 +210,7 @@ class Capturing:
         return Taken(prompt, states, name, folder), dump.instance
 
     async def _capture_as_json(
-        self, replica: Replica[Prompt], beside: Connection, prompt: Prompt, always_check_token: bool
+        self, replica: Replica[Prompt], beside: Connection, prompt: Prompt, whole_head: bool
     ) -> tuple[Taken, str]:
         """Two requests, whose replies hold the states."""
         name = self._names.new(prompt.sample)
@@ -224,7 +224,7 @@ class Capturing:
 
         def read() -> CapturedStates:
             dump, chosen = join(aux, last, self._expected(name, prompt, 0.0), told.engine, told.instance)
-            return self._judge(dump, prompt, chosen, always_check_token)
+            return self._judge(dump, prompt, chosen, whole_head)
 
         states = await asyncio.get_running_loop().run_in_executor(self._readers, read)
         self.engines[replica.info.url] = told.engine
@@ -265,7 +265,7 @@ class Capturing:
         prompt: Prompt,
         reply: CaptureReply,
         sent_at: float,
-        always_check_token: bool,
+        whole_head: bool,
     ) -> tuple[CapturedStates, Dump]:
         """Read and judge a dump, in a thread."""
         try:
@@ -276,20 +276,16 @@ class Capturing:
             raise ServerFault("damaged", f"it cannot be read: {error}") from error
         if reply.token is None:
             raise ServerFault("bad_reply", "the reply does not say which token was chosen")
-        return self._judge(dump, prompt, [reply.token], always_check_token), dump
+        return self._judge(dump, prompt, [reply.token], whole_head), dump
 
-    def _judge(
-        self, dump: Dump, prompt: Prompt, chosen: Sequence[int], always_check_token: bool
-    ) -> CapturedStates:
+    def _judge(self, dump: Dump, prompt: Prompt, chosen: Sequence[int], whole_head: bool) -> CapturedStates:
         """Numbers that may be stored, as the store keeps them. Raises ServerFault."""
         rules = self._rules
         _check_numbers(dump, prompt, rules)
-        if always_check_token or self._heads.is_due(len(prompt.tokens)):
-            last_row = self._heads.after_norm(
-                dump.last[-1:], before_norm=dump.before_norm, dtype=rules.dtype
-            )[0]
-            for token in chosen:
-                self._heads.check_token(last_row, token, rules.dtype)
+        whole = whole_head or self._heads.is_due(len(prompt.tokens))
+        last_row = self._heads.after_norm(dump.last[-1:], before_norm=dump.before_norm, dtype=rules.dtype)[0]
+        for token in chosen:
+            self._heads.check_token(last_row, token, rules.dtype, whole=whole)
         kept = dump.last if prompt.rows is None else dump.last[torch.as_tensor(prompt.rows, dtype=torch.long)]
         last = self._heads.after_norm(kept, before_norm=dump.before_norm, dtype=rules.store_dtype)
         aux = dump.aux.to(rules.store_dtype)
