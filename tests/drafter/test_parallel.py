@@ -256,7 +256,7 @@ def test_a_process_that_dies_ends_the_others_soon_with_the_state_saved(tmp_path)
         return time.monotonic() - began, str(caught.value)
 
     seconds, text = in_ranks(2, work, allow_death=True)[0]
-    assert seconds < 10
+    assert seconds < 30  # it was told, and did not wait for the 40 s after which gloo gives up
     assert "gone" in text
     assert "eyas run" in text
     names = [path.name for path in list_checkpoints(tmp_path / "killed" / "checkpoints")]
