@@ -110,8 +110,8 @@ def test_markdown_tells_the_same(finished: Path) -> None:
     for name, row in measured["domains"].items():
         assert re.search(rf"\| {name} \| {row['num_prompts']} \| {row['acceptance_length']:.3f} \|", done.out)
     for row in measured["prediction"]["rows"]:
-        text = f"{row['acceptance_length']:.3f} \\| {row['low']:.3f} to {row['high']:.3f}"
-        assert re.search(rf"\| chain of {row['num_drafts']} \| {text} \|", done.out)
+        text = f"{row['acceptance_length']:.3f} \\({row['low']:.3f} to {row['high']:.3f}\\)"
+        assert re.search(rf"\| {row['num_drafts']} \| all tokens \| {text} \|", done.out)
     for title in (
         "Now",
         "Data",

@@ -48,21 +48,21 @@ def evaluation_section(view: Overview) -> Section:
 
 
 def _predicted(found: EvaluationView) -> Table:
-    title = "Along stored answers of held-out conversations"
+    title = "Along stored answers of held-out conversations, with 95% intervals"
     if found.prediction is None:
         return Table(title, (), ())
-    chain = f"chain of {found.num_drafts}"
+    chain = str(found.num_drafts)
     groups = (
-        ("chain of {}", found.prediction.drafts),
-        (f"{chain}, tokens {{}} of the answer", found.prediction.places),
-        (f"{chain}, prompts of {{}} tokens", found.prediction.prompt_lengths),
+        ("{}", "all tokens", found.prediction.drafts),
+        (chain, "tokens {} of the answer", found.prediction.places),
+        (chain, "prompts of {} tokens", found.prediction.prompt_lengths),
     )
     rows = [
-        (named.format(row.part), number_cell(f"{row.acceptance_length:.3f}"),
-         f"{row.low:.3f} to {row.high:.3f}")
-        for named, predicted in groups for row in predicted
+        (drafts.format(row.part), over.format(row.part),
+         f"{row.acceptance_length:.3f} ({row.low:.3f} to {row.high:.3f})")
+        for drafts, over, predicted in groups for row in predicted
     ]  # fmt: skip
-    return table(title, ("what", "acceptance length", "95% interval over conversations"), rows)
+    return table(title, ("chain of", "over", "acceptance length"), rows)
 
 
 def _tree(found: EvaluationView) -> list[tuple[str, str]]:
