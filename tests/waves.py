@@ -110,3 +110,19 @@ def noting_batches(path: Path) -> Callable[[], None]:
 def trained_counts(path: Path) -> Counter[str]:
     """How often each sample was trained on."""
     return Counter(path.read_text().split())
+
+
+def messages(root: Path) -> str:
+    """What was said in all attempts, a line each."""
+    lines = []
+    for path in sorted((root / "logs").glob("attempt-*/events.jsonl")):
+        events = map(json.loads, path.read_text().splitlines())
+        lines += [event["detail"]["text"] for event in events if event["kind"] == "message"]
+    return "\n".join(lines)
+
+
+def change(root: Path, old: str, new: str) -> None:
+    """Put other words into a project's configuration."""
+    text = (root / "eyas.toml").read_text()
+    assert old in text
+    (root / "eyas.toml").write_text(text.replace(old, new))
