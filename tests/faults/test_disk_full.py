@@ -5,56 +5,28 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from eyas.base.errors import DiskFull, StorageFailed
 from eyas.base.layout import Layout
 from eyas.pipeline.attempt import attempt_folders, read_events
-from eyas.store.ledger import Commit, Ledger
+from eyas.store.ledger import Ledger
+from tests.faults.acknowledged import acknowledged, acknowledging
 from tests.faults.forked import error_of, run_child, run_here
+from tests.faults.rounds import fillings
 from tests.faults.small import LONG, command, mounted, remount, small_project, tmpfs
 from tests.projects import outcome, store_content
 
 STOP = ("disk.when_full=stop",)
 
 
-def acknowledging(path: Path) -> Callable[[], None]:
-    """A plan: the ids of every committed segment are appended to ``path``, which is on another disk."""
-
-    def plant() -> None:
-        real = Ledger.commit_segment
-
-        def commit(self: Ledger, *arguments: Any, **options: Any) -> Commit:
-            done = real(self, *arguments, **options)
-            with open(path, "a") as file:
-                file.write("".join(f"{name}\n" for name in done.stored))
-            return done
-
-        Ledger.commit_segment = commit  # type: ignore[method-assign]
-
-    return plant
-
-
-def acknowledged(path: Path) -> set[str]:
-    """What a killed or failed child had been told is stored."""
-    return set(path.read_text().splitlines()) if path.exists() else set()
-
-
 def test_a_disk_that_is_full_again_and_again(model: Path, expected: dict[str, Any], place: Path) -> None:
-    full = 0
-    with tmpfs(place / "disk", "size=64k") as disk:
-        root = small_project(disk / "p", model)
-        for size in range(64, 8000, 150 if LONG else 300):
-            remount(disk, f"size={size}k")
-            code = run_child(root, overrides=STOP)
-            if code == 0:
-                break
-            assert code == DiskFull.exit_code, f"{size} KiB: {code} {error_of(root)}"
-            full += 1
-        assert run_child(root) == 0, error_of(root)
-        assert outcome(root) == expected
+    def check(root: Path, what: str) -> None:
+        assert outcome(root) == expected, what
+
+    sizes = range(64, 8000, 150 if LONG else 300)
+    full = fillings(place, sizes, lambda folder: small_project(folder, model), check)
     print(f"the disk was full {full} times")
     assert full >= 3
 

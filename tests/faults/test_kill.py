@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.faults.forked import KILLED, kill_at_call, run_child, run_here
+from tests.faults.forked import run_child, run_here
+from tests.faults.rounds import kills_at_calls, kills_at_random
 from tests.faults.small import LONG, PARTS, SEED, numbers_of, rng_of
 from tests.projects import make_project, outcome, tiny_target
 
@@ -39,21 +39,16 @@ def test_two_unbroken_runs_are_equal(target: Path, unbroken: dict[str, Any], tmp
 @pytest.mark.parametrize("part", PARTS)
 def test_killed_at_random_instants(part: int, target: Path, unbroken: dict[str, Any], tmp_path: Path) -> None:
     rng = rng_of(part)
-    kills = rounds = 0
-    while kills < NUM_KILLS:
-        root = make_project(tmp_path / f"p{rounds}", target)
-        rounds += 1
-        while True:
-            # short lives first, so that every stage is hit; they grow, so that the run ends
-            patience = rng.uniform(0.0, 0.15) * (1 + kills % 25)
-            code = run_child(root, kill_after_seconds=patience)
-            if code == 0:
-                break
-            assert code == KILLED, (root / "last-error.txt").read_text()
-            kills += 1
-        assert outcome(root) == unbroken, f"seed {SEED}, part {part}, after {kills} kills"
-        shutil.rmtree(root)
-    print(f"seed {SEED}, part {part}: {kills} kills in {rounds} runs")
+
+    def patience(kills: int) -> float:
+        # short lives first, so that every stage is hit; they grow, so that the run ends
+        return rng.uniform(0.0, 0.15) * (1 + kills % 25)
+
+    def check(root: Path, what: str) -> None:
+        assert outcome(root) == unbroken, f"seed {SEED}, part {part}, {what}"
+
+    kills, projects = kills_at_random(tmp_path, NUM_KILLS, patience, lambda p: make_project(p, target), check)
+    print(f"seed {SEED}, part {part}: {kills} kills in {projects} runs")
     assert kills >= NUM_KILLS
 
 
@@ -62,19 +57,11 @@ def test_killed_at_every_commit_call(
     part: int, target: Path, unbroken: dict[str, Any], tmp_path: Path
 ) -> None:
     """Before or after the n-th fsync, rename or replace of a run, n = 1, 2, ... until none is left."""
-    kills = misses = 0
-    for number in numbers_of(part, short_stride=5):
-        if misses == 2:
-            break
-        root = make_project(tmp_path / f"p{number}", target)
-        code = run_child(root, prepare=kill_at_call(COMMIT_CALLS, number))
-        if code == 0:
-            misses += 1
-        else:
-            assert code == KILLED
-            kills += 1
-            assert run_child(root) == 0, (root / "last-error.txt").read_text()
-        assert outcome(root) == unbroken, f"killed at call {number}"
-        shutil.rmtree(root)
+
+    def check(root: Path, what: str) -> None:
+        assert outcome(root) == unbroken, what
+
+    numbers = numbers_of(part, short_stride=5)
+    kills = kills_at_calls(tmp_path, COMMIT_CALLS, numbers, lambda p: make_project(p, target), check)
     print(f"part {part}: {kills} kills at commit calls")
     assert kills >= (2 if LONG else 8)

@@ -14,9 +14,9 @@ import pytest
 from eyas.base.layout import Layout
 from eyas.store import scrub
 from eyas.store.ledger import Ledger
+from tests.faults.acknowledged import acknowledged, acknowledging
 from tests.faults.forked import error_of, run_child, run_here
 from tests.faults.small import LONG, PARTS, SEED, command, mounted, rng_of, small_project
-from tests.faults.test_disk_full import acknowledged, acknowledging
 from tests.projects import outcome
 
 NUM_CUTS = 10 if LONG else 5  # in each part

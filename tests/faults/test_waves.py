@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from eyas.base.errors import DiskFull
 from eyas.base.layout import Layout
-from tests.faults.forked import KILLED, error_of, kill_at_call, run_child, start_child
-from tests.faults.small import LONG, PARTS, SEED, numbers_of, remount, rng_of, tmpfs
+from tests.faults.forked import error_of, run_child, start_child
+from tests.faults.rounds import fillings, kills_at_calls, kills_at_random
+from tests.faults.small import LONG, PARTS, SEED, numbers_of, rng_of
 from tests.projects import outcome, store_content, weights_digest
 from tests.waves import (
     BOUND,
@@ -85,45 +84,38 @@ def test_two_unbroken_runs_are_equal(model: Path, unbroken: dict[str, Any], plac
     require_end(root, unbroken, "unbroken")
 
 
+def stays_below(root: Path) -> None:
+    assert store_bytes(root) <= BOUND
+
+
 @pytest.mark.parametrize("part", PARTS)
 def test_killed_at_random_instants(part: int, model: Path, unbroken: dict[str, Any], place: Path) -> None:
     rng = rng_of(part)
-    kills = rounds = 0
-    while kills < NUM_KILLS:
-        root = bounded_project(place / f"p{rounds}", model)
-        rounds += 1
-        while True:
-            patience = rng.uniform(0.0, 0.25) * (1 + kills % 20) * (1 + kills // 20)
-            code = run_child(root, kill_after_seconds=patience)
-            assert store_bytes(root) <= BOUND
-            if code == 0:
-                break
-            assert code == KILLED, error_of(root)
-            kills += 1
-        require_end(root, unbroken, f"seed {SEED}, part {part}, after {kills} kills")
-        shutil.rmtree(root)
-    print(f"seed {SEED}, part {part}: {kills} kills in {rounds} runs")
+
+    def patience(kills: int) -> float:
+        return rng.uniform(0.0, 0.25) * (1 + kills % 20) * (1 + kills // 20)
+
+    def check(root: Path, what: str) -> None:
+        require_end(root, unbroken, f"seed {SEED}, part {part}, {what}")
+
+    kills, projects = kills_at_random(
+        place, NUM_KILLS, patience, lambda p: bounded_project(p, model), check, stays_below
+    )
+    print(f"seed {SEED}, part {part}: {kills} kills in {projects} runs")
     assert kills >= NUM_KILLS
 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_killed_at_every_commit_call(part: int, model: Path, unbroken: dict[str, Any], place: Path) -> None:
     """Before or after the n-th fsync, rename, replace or unlink, n = 1, 2, ... until none is left."""
-    kills = misses = 0
-    for number in numbers_of(part, short_stride=23):
-        if misses == 2:
-            break
-        root = bounded_project(place / f"p{number}", model)
-        code = run_child(root, prepare=kill_at_call(RELEASE_CALLS, number))
-        if code == 0:
-            misses += 1
-        else:
-            assert code == KILLED, error_of(root)
-            kills += 1
-            assert store_bytes(root) <= BOUND
-            assert run_child(root) == 0, error_of(root)
-        require_end(root, unbroken, f"killed at call {number}")
-        shutil.rmtree(root)
+
+    def check(root: Path, what: str) -> None:
+        require_end(root, unbroken, what)
+
+    numbers = numbers_of(part, short_stride=23)
+    kills = kills_at_calls(
+        place, RELEASE_CALLS, numbers, lambda p: bounded_project(p, model), check, stays_below
+    )
     print(f"part {part}: {kills} kills at commit calls")
     assert kills >= (2 if LONG else 5)
 
@@ -154,17 +146,11 @@ def states_of_or_none(root: Path) -> dict[str, int]:
 
 def test_a_disk_that_is_full_again_and_again(model: Path, unbroken: dict[str, Any], place: Path) -> None:
     """The bound is larger than the disk: it stops and goes on, and comes to the same."""
-    full = 0
-    with tmpfs(place / "disk", "size=64k") as disk:
-        root = bounded_project(disk / "p", model)
-        for size in range(300, 9000, 120 if LONG else 300):
-            remount(disk, f"size={size}k")
-            code = run_child(root, overrides=("disk.when_full=stop",))
-            if code == 0:
-                break
-            assert code == DiskFull.exit_code, f"{size} KiB: {code} {error_of(root)}"
-            full += 1
-        assert run_child(root) == 0, error_of(root)
-        require_end(root, unbroken, f"full {full} times")
+
+    def check(root: Path, what: str) -> None:
+        require_end(root, unbroken, what)
+
+    sizes = range(300, 9000, 120 if LONG else 300)
+    full = fillings(place, sizes, lambda folder: bounded_project(folder, model), check)
     print(f"the disk was full {full} times")
     assert full >= 3

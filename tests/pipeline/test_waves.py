@@ -14,9 +14,9 @@ import pytest
 from eyas.config.load import load_config
 from eyas.pipeline.waves import can_work_together
 from eyas.stages.extract import work
-from eyas.store.ledger import Ledger
 from eyas.targets.local.model import LocalTarget
 from tests.cli.command import eyas
+from tests.faults.acknowledged import acknowledging
 from tests.faults.forked import error_of, run_child
 from tests.projects import outcome
 from tests.waves import (
@@ -61,15 +61,7 @@ def test_each_epoch_is_captured_anew_when_asked_for(project: Path, tmp_path: Pat
 
     def noting() -> None:
         noting_batches(tmp_path / "batches")()
-        real = Ledger.commit_segment
-
-        def commit(self: Ledger, *arguments: Any, **options: Any) -> Any:
-            done = real(self, *arguments, **options)
-            with open(captured, "a") as file:
-                file.write("".join(f"{name}\n" for name in done.stored))
-            return done
-
-        Ledger.commit_segment = commit  # type: ignore[method-assign]
+        acknowledging(captured)()
 
     assert run_child(project, prepare=noting) == 0, error_of(project)
     train, kept = ids_of(project, "train"), ids_of(project, "validation")
