@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import resource
@@ -94,6 +95,10 @@ def test_a_disk_that_is_full_behind_each_seal(model: Path, expected: dict[str, A
         code = run_child(root, prepare=fail_behind_seal(len(places) + 1, mark))
         assert code == 0, error_of(root)
         assert outcome(root) == expected
+        stated = json.loads((root / "data" / "stats.json").read_text())
+        sealed = json.loads((root / "data" / "prompts" / "stats.json").read_text())
+        assert stated["regenerate"]["samples"] == len(expected["store"])
+        assert {**stated, "regenerate": None} == {**sealed, "regenerate": None}
         if not fired(mark):
             break
         places += fired(mark)

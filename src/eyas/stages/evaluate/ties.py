@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from eyas.targets.compare import tie_tolerance
+from eyas.targets.compare import TIE_GAPS
 from eyas.targets.local.model import LocalTarget
 
 
@@ -17,7 +17,7 @@ class Parting:
 
     Attributes:
         gap: of the two tokens' logits; infinite when one text merely goes on where the other ended.
-        allowed: largest gap that rounding can turn around there.
+        allowed: largest gap that counts as a tie in the target's arithmetic.
     """
 
     gap: float
@@ -52,4 +52,4 @@ def parting(
     with torch.no_grad():
         logits = target.logits(target.states(ids)[:, -1])[0].double()
     gap = float((logits[plain[place]] - logits[drafted[place]]).abs())
-    return Parting(gap, tie_tolerance(target.dtype, float(logits.abs().max())))
+    return Parting(gap, TIE_GAPS[target.dtype])

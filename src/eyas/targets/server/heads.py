@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from eyas.targets.compare import tie_tolerance
+from eyas.targets.compare import engine_tie_gap
 from eyas.targets.norm import final_norm
 from eyas.targets.parts import TargetParts, load_parts
 from eyas.targets.server.faults import ServerFault
@@ -73,7 +73,7 @@ class Heads:
         ids, rows = (None, head) if whole or len(head) <= SAMPLED_ROWS else self._sample
         logits, chosen = self._capped(rows @ state), self._capped(head[token] @ state)
         gap = float(logits.max() - chosen)
-        allowed = tie_tolerance(dtype, max(float(logits.abs().max()), float(chosen.abs())))
+        allowed = engine_tie_gap(dtype, max(float(logits.abs().max()), float(chosen.abs())))
         if not gap <= allowed:
             place = int(logits.argmax())
             best = place if ids is None else int(ids[place])
