@@ -11,6 +11,7 @@ import pytest
 import eyas as package
 from tests.cli.command import eyas
 from tests.projects import outcome, weights_digest
+from tests.recovery.incident import wait_until_idle
 from tests.waves import (
     BOUND,
     change,
@@ -124,6 +125,19 @@ def test_doctor_and_recover_are_calm_in_the_middle(project: Path, trained: Path)
     assert sum(rebuilt.values()) == sum(states.values())
     assert eyas("run", "--project", project).code == 0
     assert outcome(project) == outcome(trained)
+
+
+def test_recover_alone_brings_back_a_run_that_was_killed_in_the_middle(project: Path, trained: Path) -> None:
+    run_into_the_waves(project, lambda: bool(states_of(project).get("released")))
+    for path in (project / "state").glob("ledger.db*"):
+        path.unlink()
+    done = eyas("recover", "--project", project)
+    assert done.code == 0, done.err
+    wait_until_idle(project)
+    assert outcome(project) == outcome(trained)
+    todos = eyas("todo", "--project", project, "--all", "--json").json["todos"]
+    assert todos
+    assert {todo["status"] for todo in todos} == {"completed"}, todos
 
 
 def test_what_would_break_a_bound_is_refused(trained: Path, tmp_path: Path) -> None:
