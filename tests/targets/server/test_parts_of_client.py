@@ -167,10 +167,11 @@ def test_a_part_of_a_large_head_judges_every_dump() -> None:
         best = int((head @ state).argmax())
         heads.check_token(state, best, torch.float32, whole=False)
         heads.check_token(state, best, torch.float32, whole=True)
-        other = int((head @ torch.randn(32)).argmax())  # what another state chooses
-        with pytest.raises(ServerFault) as fault:
-            heads.check_token(state, other, torch.float32, whole=True)
+        second = int((head @ state).topk(2).indices[1])
+        with pytest.raises(ServerFault) as fault:  # what only the whole head can say
+            heads.check_token(state, second, torch.float32, whole=True)
         assert fault.value.code == "other_token"
+        other = int((head @ torch.randn(32)).argmax())  # what another state chooses
         with contextlib.suppress(ServerFault):
             heads.check_token(state, other, torch.float32, whole=False)
             missed += 1
