@@ -170,7 +170,7 @@ def test_names_are_those_of_the_checkpoint_layout():
 
 def test_bfloat16_comes_near():
     """Loss and gradients against the naive drafter in float64; eight bits of a number are a 256th."""
-    drafter, batch, teacher, plain = build("eagle3", torch.float32, 3)
+    drafter, _, teacher, plain = build("eagle3", torch.float32, 3)
     naive = naive_of(drafter)
     ids = torch.from_numpy(teacher.vocabulary.target_ids)
     exact = batch_loss(naive, plain, make_head(), ids, "soft_ce", 3, GAMMA)

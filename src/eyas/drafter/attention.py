@@ -18,6 +18,7 @@ from torch import Tensor
 
 from eyas.drafter import attention_blocks, attention_flash
 from eyas.drafter.attention_blocks import QueryBlock
+from eyas.drafter.wide import wide_dtype
 
 BLOCK_SCORES = 1 << 23
 """Most scores held at a time (heads times queries times keys)."""
@@ -134,7 +135,7 @@ def by_group(x: Tensor, like: Tensor) -> Tensor:
 
 def _own_products(x: Tensor, own: Tensor) -> Tensor:
     """Products of ``x [n, heads, D]`` with the row's own ``[j, n, G, D]``: ``[j, n, heads]``, wide."""
-    wide = attention_blocks.wide(x.dtype)
+    wide = wide_dtype(x.dtype)
     products = x.new_empty((len(own), *x.shape[:2]), dtype=wide)
     for product, later in zip(products, own, strict=True):
         product.copy_((by_group(x, later) * later.unsqueeze(2)).sum(dim=-1, dtype=wide).view_as(product))

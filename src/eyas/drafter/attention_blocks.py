@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from eyas.drafter.wide import wide_dtype
+
 _LEAST_EXPONENT = {
     dtype: math.log(torch.finfo(dtype).tiny) + 1 for dtype in (torch.float32, torch.float64)
 }  # fmt: skip
@@ -27,11 +29,6 @@ class QueryBlock(NamedTuple):
     key: int
     end: int
     behind: int
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The arithmetic of sums and exponentials: float32 or wider."""
-    return dtype if dtype in (torch.float32, torch.float64) else torch.float32
 
 
 def forward(
@@ -99,7 +96,7 @@ class _Grouped:
     def __init__(self, query: Tensor, key: Tensor, query_rows: Tensor, blocks: list[QueryBlock]) -> None:
         self.num_groups = key.shape[1]
         self.scale = query.shape[-1] ** -0.5
-        self.wide = wide(query.dtype)
+        self.wide = wide_dtype(query.dtype)
         self.query = self.gather(query) * self.scale
         self.key = key.transpose(0, 1)
         self._rows, self._blocks = query_rows, blocks

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from eyas.drafter.attention_blocks import QueryBlock, wide
+from eyas.drafter.attention_blocks import QueryBlock
+from eyas.drafter.wide import wide_dtype
 
 _NAME = "_scaled_dot_product_flash_attention_for_cpu"
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
@@ -22,7 +23,7 @@ def forward(
     """As `eyas.drafter.attention_blocks.forward`; the output is in the arithmetic of the query."""
     kernel = getattr(torch.ops.aten, _NAME)
     key, value = _for_each_head(key, query), _for_each_head(value, query)
-    outputs, normalisers = [query[:0]], [query.new_empty((0, query.shape[1]), dtype=wide(query.dtype))]
+    outputs, normalisers = [query[:0]], [query.new_empty((0, query.shape[1]), dtype=wide_dtype(query.dtype))]
     for block in blocks:
         queries, keys = slice(block.first, block.last), slice(block.key, block.end)
         mask, causal = _mask(block, query_rows, query.dtype)

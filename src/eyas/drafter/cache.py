@@ -7,6 +7,7 @@ from torch import Tensor
 
 from eyas.drafter.model import EagleDrafter, by_head
 from eyas.drafter.rope import rotate
+from eyas.drafter.wide import wide_dtype
 
 
 class DraftCache:
@@ -20,7 +21,7 @@ class DraftCache:
     def __init__(self, drafter: EagleDrafter, batch_size: int) -> None:
         shape, weight = drafter.shape, drafter.fc.weight
         self._drafter, self._shape = drafter, shape
-        self._angle_dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        self._angle_dtype = wide_dtype(weight.dtype)
         self.lengths = torch.zeros(batch_size, dtype=torch.long, device=weight.device)
         size = (batch_size, 0, shape.num_kv_heads, shape.head_dim)
         self._key, self._value = weight.new_empty(size), weight.new_empty(size)

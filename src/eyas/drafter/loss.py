@@ -30,6 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eyas.drafter.settings import LossKind
+from eyas.drafter.wide import wide_dtype
 
 MIN_ACCEPTANCE = 1e-6
 CHUNK_ELEMENTS = {"cpu": 1 << 23, "cuda": 1 << 26}
@@ -180,8 +181,8 @@ def _teacher_rows(task: LossTask, rows: slice) -> tuple[Tensor, Tensor, Tensor |
     """Of some places: p ``[r, K]``, log sum exp over the draft vocabulary ``[r, 1]``, and for ``kl``
     sum p log p ``[r]``."""
     logits = F.linear(task.teacher[rows], task.teacher_head)
-    narrow = logits.dtype != _wide_dtype(logits.dtype)
-    teacher = torch.empty_like(logits, dtype=_wide_dtype(logits.dtype)) if narrow else logits
+    narrow = logits.dtype != wide_dtype(logits.dtype)
+    teacher = torch.empty_like(logits, dtype=wide_dtype(logits.dtype)) if narrow else logits
     normalisers, entropies = [], []
     for block in _row_blocks(logits):
         part = teacher[block]
@@ -272,7 +273,7 @@ class _DraftLoss(torch.autograd.Function):
         task, master_head, *states = arguments
         with torch.autocast(master_head.device.type, enabled=False):
             head = master_head.to(states[0].dtype)
-            wide = _wide_dtype(head.dtype)
+            wide = wide_dtype(head.dtype)
             sums = torch.zeros(len(states), dtype=wide, device=head.device)
             gradient = any(ctx.needs_input_grad)
             d_head = torch.zeros_like(head, dtype=wide) if gradient else None
@@ -309,9 +310,4 @@ def _add_product(total: Tensor, d_logits: Tensor, state: Tensor) -> None:
 
 
 def _wide(x: Tensor) -> Tensor:
-    return x.to(_wide_dtype(x.dtype))
-
-
-def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The arithmetic of sums and exponentials: float32 or wider."""
-    return dtype if dtype in (torch.float32, torch.float64) else torch.float32
+    return x.to(wide_dtype(x.dtype))

@@ -19,6 +19,7 @@ from eyas.drafter.batch import PackedBatch
 from eyas.drafter.rope import RotaryPositions, rotate
 from eyas.drafter.shape import DrafterShape
 from eyas.drafter.shared_weight import SharedWeights
+from eyas.drafter.wide import wide_dtype
 
 INITIAL_STD = 0.02
 """Standard deviation of initial matrices, as in Llama."""
@@ -43,7 +44,7 @@ class RmsNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x if x.dtype == torch.float64 else x.float()
+        wide = x.to(wide_dtype(x.dtype))
         return F.rms_norm(wide, (x.shape[-1],), self.weight.to(wide.dtype), self.eps).to(x.dtype)
 
 
@@ -217,7 +218,7 @@ class EagleDrafter(nn.Module):
         embedded = self.embed(batch.next_tokens, feature.dtype)
         normed_feature = self.midlayer.hidden_norm(feature)
         rows = batch.query_rows_on_device
-        cosine, sine = self.rope.angles(batch.positions, _angle_dtype(feature.dtype))
+        cosine, sine = self.rope.angles(batch.positions, wide_dtype(feature.dtype))
         from_token = projections.key_value(embedded, token=True)
         key, value = (from_token + projections.key_value(normed_feature, token=False)).chunk(2, dim=-2)
         key = _turned(key, cosine, sine)
@@ -244,7 +245,7 @@ class EagleDrafter(nn.Module):
                     from_token.index_select(0, ahead) + projections.key_value(normed_feature, token=False)
                 ).chunk(2, dim=-2)
                 cosine, sine = self.rope.angles(
-                    positions.index_select(0, kept) + step, _angle_dtype(feature.dtype)
+                    positions.index_select(0, kept) + step, wide_dtype(feature.dtype)
                 )
                 new_key = _turned(new_key, cosine, sine)
                 own_key = torch.cat((own_key.index_select(1, place), new_key.unsqueeze(0)))
@@ -287,7 +288,3 @@ def by_head(x: Tensor, width: int) -> Tensor:
 
 def _turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return rotate(x, cosine, sine).to(x.dtype)
-
-
-def _angle_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32

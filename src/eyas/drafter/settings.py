@@ -9,6 +9,7 @@ import torch
 
 from eyas.base.errors import ConfigError
 from eyas.drafter.schedule import Schedule, learning_rate
+from eyas.drafter.wide import wide_dtype
 
 LossKind = Literal["soft_ce", "kl", "lk", "mixed"]
 WarmStart = Literal["head", "head+ridge", "head+ridge+layer"]
@@ -78,7 +79,7 @@ class TrainSettings:
 
     def master_dtype(self) -> torch.dtype:
         """Arithmetic of the weights and the optimizer: float32, or float64 where that is asked for."""
-        return torch.float64 if self.compute_dtype() == torch.float64 else torch.float32
+        return wide_dtype(self.compute_dtype())
 
     def step_weights(self) -> list[float]:
         """gamma^j for each draft step."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from eyas.base.errors import ConfigError
 from eyas.drafter.vocabulary import DraftVocabulary
+from eyas.drafter.wide import wide_dtype
 
 CHUNK_ELEMENTS = 1 << 22
 """Logits of the whole target vocabulary held at a time."""
@@ -59,7 +60,7 @@ class Teacher:
         sums, tops = [], []
         for start in range(0, len(last), size):
             logits = F.linear(last[start : start + size], self.head)
-            logits = logits if logits.dtype == torch.float64 else logits.float()
+            logits = logits.to(wide_dtype(logits.dtype))
             sums.append(torch.logsumexp(logits, dim=-1))
             tops.append(logits.argmax(dim=-1))
         if not sums:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from eyas.drafter.cache import DraftCache
+from eyas.drafter.wide import wide_dtype
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def grow(
 
 
 def _scores(logits: Tensor) -> Tensor:
-    return logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32).log_softmax(dim=-1)
+    return logits.to(wide_dtype(logits.dtype)).log_softmax(dim=-1)
 
 
 def _best(
