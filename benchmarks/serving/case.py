@@ -7,57 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-SERVE = {
-    "vllm": """
-[serve]
-python = "{python}"
-start_seconds = 1800
-[serve.args]
-enforce-eager = true
-[serve.environment]
-VLLM_CPU_KVCACHE_SPACE = "1"
-VLLM_CPU_OMP_THREADS_BIND = "nobind"
-VLLM_NO_USAGE_STATS = "1"
-OMP_NUM_THREADS = "1"
-HF_HUB_OFFLINE = "1"
-""",
-    # without sleep-on-idle a server that waits for its turn keeps a core busy
-    "sglang": """
-[serve]
-python = "{python}"
-start_seconds = 1800
-[serve.args]
-device = "cpu"
-attention-backend = "torch_native"
-sampling-backend = "pytorch"
-grammar-backend = "none"
-disable-radix-cache = true
-disable-overlap-schedule = true
-disable-cuda-graph = true
-skip-server-warmup = true
-max-total-tokens = 16384
-mem-fraction-static = 0.3
-sleep-on-idle = true
-[serve.environment]
-SGLANG_USE_CPU_ENGINE = "1"
-PYTHONPATH = "{standins}:{beside}"
-OMP_NUM_THREADS = "1"
-HF_HUB_OFFLINE = "1"
-""",
-}
-"""Servers on a CPU; ``--serve FILE`` gives another ``[serve]`` table."""
+from benchmarks.serving.on_cpu import serve_on_cpu
 
 
 def serve_table(engine: str, arguments: argparse.Namespace) -> str:
     """The ``[serve]`` table of ``--serve``, or the one for a CPU with the engine of ``--python``."""
     if arguments.serve is not None:
         return str(arguments.serve.read_text())
-    return SERVE[engine].format(
-        python=arguments.python,
-        standins=REPOSITORY / "servers" / "sglang_cpu",
-        beside=Path(arguments.python).parents[1] / "sglang-cpu",
-    )
+    return serve_on_cpu(engine, Path(arguments.python))
 
 
 def make_samples(num_tokens: int, model: Path) -> list[Any]:

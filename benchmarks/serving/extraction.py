@@ -22,8 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.serving.case import REPOSITORY, make_project, make_samples
+from benchmarks.serving.case import make_project, make_samples
 from benchmarks.serving.cpu import CpuWatch
+from benchmarks.serving.on_cpu import REPOSITORY
 from benchmarks.serving.own_way import DESCRIBED, own_server
 
 

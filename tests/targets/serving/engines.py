@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from benchmarks.serving.on_cpu import serve_on_cpu
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 MODEL = REPOSITORY / ".models" / "smollm2-135m-instruct"
@@ -42,60 +43,18 @@ def _target_module() -> ModuleType:
     return module
 
 
-_COMMON = """
-[serve]
-python = "{python}"
-start_seconds = 1800
-stop_seconds = 60
-{more}
-[serve.args]
-{args}
-[serve.environment]
-HF_HUB_OFFLINE = "1"
-OMP_NUM_THREADS = "1"
-OMP_WAIT_POLICY = "PASSIVE"
-{environment}
-"""
-
-_VLLM_ARGS = """
-enforce-eager = true
-max-num-batched-tokens = 256
-"""
-_VLLM_ENVIRONMENT = """
-VLLM_CPU_KVCACHE_SPACE = "1"
-VLLM_CPU_OMP_THREADS_BIND = "nobind"
-VLLM_NO_USAGE_STATS = "1"
-"""
-_SGLANG_ARGS = """
-device = "cpu"
-attention-backend = "torch_native"
-sampling-backend = "pytorch"
-grammar-backend = "none"
-disable-radix-cache = true
-disable-overlap-schedule = true
-disable-cuda-graph = true
-skip-server-warmup = true
-max-total-tokens = 16384
-mem-fraction-static = 0.3
-chunked-prefill-size = 256
-"""
-_SGLANG_ENVIRONMENT = """
-SGLANG_USE_CPU_ENGINE = "1"
-PYTHONPATH = "{standins}:{beside}"
-"""
+_CHUNKS = {"vllm": "max-num-batched-tokens", "sglang": "chunked-prefill-size"}
 
 
 def serve_table(engine: str, more: str = "") -> str:
     """The ``[serve]`` table, as TOML, that runs an engine on two CPU cores in chunks of 256 tokens."""
-    python = server_python()
-    if engine == "vllm":
-        args, environment = _VLLM_ARGS, _VLLM_ENVIRONMENT
-    else:
-        args = _SGLANG_ARGS
-        environment = _SGLANG_ENVIRONMENT.format(
-            standins=REPOSITORY / "servers" / "sglang_cpu", beside=python.parents[1] / "sglang-cpu"
-        )
-    return _COMMON.format(python=python, args=args, environment=environment, more=more)
+    return serve_on_cpu(
+        engine,
+        server_python(),
+        more=f"stop_seconds = 60\n{more}",
+        args=f"{_CHUNKS[engine]} = 256\n",
+        environment='OMP_WAIT_POLICY = "PASSIVE"\n',
+    )
 
 
 def make_project(root: Path, engine: str, more: str = "") -> Path:
