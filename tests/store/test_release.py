@@ -23,7 +23,8 @@ from eyas.store.repair import open_or_rebuild, repair, unknown_segments
 from eyas.store.samples import write_samples
 from eyas.store.scrub import deep, quick
 from eyas.store.segment import CapturedSample
-from eyas.store.waves import STORE_OVERHEAD_BYTES, WavePlan, WaveRule, plan_waves, read_waves, settled_at
+from eyas.store.wave_record import read_waves, settled_at
+from eyas.store.waves import STORE_OVERHEAD_BYTES, WavePlan, WaveRule, plan_waves
 from tests.store.making import RECIPE, captured, project, text_sample
 
 RULE = WaveRule(

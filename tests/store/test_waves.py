@@ -18,17 +18,14 @@ from eyas.store.commit import write_segment
 from eyas.store.entry import SampleEntry
 from eyas.store.segment import encode_segment
 from eyas.store.segment_header import segment_name
+from eyas.store.wave_record import WaveRecord, read_waves, waves_path, write_waves
 from eyas.store.waves import (
     AT_ONCE,
     SAMPLE_OVERHEAD_BYTES,
     STORE_OVERHEAD_BYTES,
     WavePlan,
-    WaveRecord,
     WaveRule,
     plan_waves,
-    read_waves,
-    waves_path,
-    write_waves,
 )
 from tests.store.making import captured
 

@@ -30,7 +30,8 @@ from eyas.stages.train.outer import OuterPlace
 from eyas.stages.waves import Feed, is_captured, not_captured, wave_rule
 from eyas.store.ledger import Ledger
 from eyas.store.release import settle
-from eyas.store.waves import WavePlan, WaveRule, plan_waves, waves_over
+from eyas.store.wave_record import waves_over
+from eyas.store.waves import WavePlan, WaveRule, plan_waves
 
 WAVE_STAGES = ("extract", "train")
 _LOOK_SECONDS = 0.1

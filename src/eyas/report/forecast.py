@@ -15,14 +15,8 @@ from eyas.base.units import counted, format_bytes, format_count, parse_bytes
 from eyas.stages.project import Project
 from eyas.stages.waves import wave_rule
 from eyas.store.ledger import Ledger
-from eyas.store.waves import (
-    AT_ONCE,
-    SAMPLE_OVERHEAD_BYTES,
-    STORE_OVERHEAD_BYTES,
-    plan_waves,
-    read_waves,
-    waves_over,
-)
+from eyas.store.wave_record import read_waves, waves_over
+from eyas.store.waves import AT_ONCE, SAMPLE_OVERHEAD_BYTES, STORE_OVERHEAD_BYTES, plan_waves
 
 WEIGHT_COPIES = 3
 """A checkpoint holds the weights and both of AdamW's averages."""

@@ -19,17 +19,8 @@ from eyas.base.layout import Layout
 from eyas.store.commit import next_number
 from eyas.store.ledger import Ledger
 from eyas.store.segment_header import segment_number
-from eyas.store.waves import (
-    SETTLED_KEY,
-    WavePlan,
-    WaveRecord,
-    WaveRule,
-    plan_waves,
-    read_waves,
-    settled_at,
-    waves_over,
-    write_waves,
-)
+from eyas.store.wave_record import SETTLED_KEY, WaveRecord, read_waves, settled_at, waves_over, write_waves
+from eyas.store.waves import WavePlan, WaveRule, plan_waves
 
 
 @dataclass(frozen=True)

@@ -7,23 +7,16 @@ interrupted trains on the same samples in the same order. Samples of other split
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from eyas.base.checked import require_check, with_check
-from eyas.base.errors import ConfigError, SealBroken
-from eyas.base.files import read_json, write_json
-from eyas.base.layout import Layout
-from eyas.base.seal import is_sealed, read_seal
+from eyas.base.errors import ConfigError
 from eyas.base.units import format_bytes
 from eyas.store.entry import SampleEntry
-from eyas.store.ledger import Ledger
 
 SAMPLE_OVERHEAD_BYTES = 6 << 10
 """What a sample takes on disk beside its tensors, at most: its part of a segment's header, and, should it be
@@ -32,10 +25,6 @@ STORE_OVERHEAD_BYTES = 64 << 10
 """Of a bound, kept for what lies in the store beside segments."""
 AT_ONCE = 2
 """Waves on disk: one that is trained, one that is captured."""
-
-SETTLED_KEY = "waves_over"
-"""Under it the ledger notes how many waves were over when it was last settled."""
-_NAME = "waves.json"
 
 
 @dataclass(frozen=True)
@@ -254,80 +243,3 @@ def _require_room(rule: WaveRule, kept_bytes: int, room: int, least: int) -> Non
         f"least {format_bytes(least)} (a training step, the longest sample) have to lie beside them",
         hint=f"set store.max_bytes to at least {needed} bytes; better several times that, so that waves mix",
     )
-
-
-@dataclass(frozen=True)
-class WaveRecord:
-    """What ``store/waves.json`` says: the rule in force, and what came of it.
-
-    Args:
-        digest, num_waves, num_captures: of the plan.
-        passed: samples that training has gone past without, for they could not be captured, by their reason.
-        epoch: the present one, where samples are captured anew in each.
-        first_segment: the lowest number of a segment that was captured for these waves in this epoch.
-    """
-
-    rule: WaveRule
-    digest: str
-    num_waves: int
-    num_captures: int
-    passed: dict[str, str] = field(default_factory=dict)
-    epoch: int = 0
-    first_segment: int = 0
-
-
-def waves_path(layout: Layout) -> Path:
-    return layout.store / _NAME
-
-
-def read_waves(layout: Layout) -> WaveRecord | None:
-    """The record; None when there is none, or it is damaged: a run with a bound writes it anew."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        content = require_check(read_json(waves_path(layout)))
-        return WaveRecord(
-            WaveRule(**content["rule"]),
-            content["digest"],
-            content["waves"],
-            content["captures"],
-            dict(content["passed"]),
-            content["epoch"],
-            content["first_segment"],
-        )
-    return None
-
-
-def write_waves(layout: Layout, record: WaveRecord) -> None:
-    """Write the record atomically, unless it is there already. Raises OSError."""
-    if read_waves(layout) == record:
-        return
-    content = {
-        "rule": record.rule.as_dict(),
-        "digest": record.digest,
-        "waves": record.num_waves,
-        "captures": record.num_captures,
-        "passed": record.passed,
-        "epoch": record.epoch,
-        "first_segment": record.first_segment,
-    }
-    write_json(waves_path(layout), with_check(content))
-
-
-def settled_at(ledger: Ledger) -> int:
-    """How many waves were over when the ledger was last brought to where training stood."""
-    return int(ledger.meta(SETTLED_KEY) or 0)
-
-
-def waves_over(layout: Layout, digest: str | None) -> int:
-    """How many waves training is done with, by the newest sealed checkpoint.
-
-    Args:
-        digest: of the plan that is asked about; a checkpoint of other waves says nothing of these.
-    """
-    folders = sorted(layout.checkpoints.glob("step-*")) if layout.checkpoints.is_dir() else []
-    for folder in reversed(folders):
-        # a damaged one does not count: training sets it aside and goes back to the one before
-        with contextlib.suppress(SealBroken):
-            if is_sealed(folder):
-                about = read_seal(folder)["about"]
-                return int(about["waves_over"]) if digest and about.get("waves") == digest else 0
-    return 0

@@ -19,7 +19,8 @@ from eyas.stages.waves import wave_rule
 from eyas.store.entry import SampleEntry
 from eyas.store.listing import Listing, read_listing
 from eyas.store.release import recall_released
-from eyas.store.waves import WavePlan, WaveRule, plan_waves, waves_over
+from eyas.store.wave_record import waves_over
+from eyas.store.waves import WavePlan, WaveRule, plan_waves
 
 
 def groups_to_capture(project: Project, context: RunContext, listing: Listing) -> Iterator[Left]:

@@ -16,7 +16,7 @@ from eyas.stages.records import recorded_capture_recipe
 from eyas.store.imports import imports_fault, imports_path, to_recheck
 from eyas.store.ledger import Ledger, SegmentRecord
 from eyas.store.recipe import StoreRecipe
-from eyas.store.waves import read_waves, settled_at, waves_over
+from eyas.store.wave_record import read_waves, settled_at, waves_over
 
 SAME_STATES = "stored samples come out the same"
 """What the log says when continuity holds; recovery waits for it."""

@@ -46,7 +46,8 @@ from eyas.stages.train.together import (
 from eyas.stages.waves import not_captured, wave_rule
 from eyas.store.ledger import Ledger
 from eyas.store.samples import read_samples
-from eyas.store.waves import WaveRule, plan_waves, waves_over
+from eyas.store.wave_record import waves_over
+from eyas.store.waves import WaveRule, plan_waves
 from eyas.targets.dtype import resolve_dtype
 from eyas.targets.parts import TargetParts, load_parts
 
