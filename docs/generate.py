@@ -43,7 +43,8 @@ _EXIT_CODES = (
 def reference() -> str:
     """The text of the reference."""
     parts = ["# Reference\n\nGenerated from the code by `make docs`.\n"]
-    parts.append("## Verbs\n\nEvery verb takes `--project DIR`, `--json` and `--set key=value`.\n")
+    shared = "`--project DIR`, `--json`, `--host NAME` and `--set key=value`"
+    parts.append(f"## Verbs\n\nEvery verb about a project takes {shared}.\n")
     parts += [f"### eyas {name}\n\n```\n{help_text(name)}\n```\n" for name in VERB_NAMES]
     parts.append("## Configuration\n\n`eyas.toml`; any key can be set once with `--set`.\n")
     parts.append("| key | default | meaning |\n|---|---|---|")

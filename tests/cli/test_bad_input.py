@@ -135,3 +135,16 @@ def test_stages_in_the_wrong_order(target: Path, tmp_path: Path) -> None:
         done = eyas(name, "--project", root)
         assert done.code == 2, name
         assert "eyas run" in done.err
+
+
+@pytest.mark.parametrize("verb", [("init",), ("inspect",), ("serve", "fake")])
+@pytest.mark.parametrize("option", ["--project", "--host"])
+def test_a_verb_about_no_project_takes_no_option_about_one(
+    target: Path, tmp_path: Path, verb: tuple[str, ...], option: str
+) -> None:
+    """It would be accepted and do nothing."""
+    more = ("--model", target, "--data", tmp_path / "none.jsonl") if verb == ("init",) else ()
+    refused = eyas(*verb, target, *more, option, tmp_path / "p")
+    assert refused.code == 2
+    assert option in refused.err
+    assert not (tmp_path / "p").exists()

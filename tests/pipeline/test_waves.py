@@ -178,7 +178,7 @@ def test_extract_alone_fills_the_store_and_train_alone_takes_what_is_there(
     assert over["waves_over"] == 2
     refused = eyas("train", "--project", project)
     assert refused.code == 2
-    assert "not captured yet" in refused.err
+    assert "to be captured first for wave 3" in refused.err
     assert "eyas run" in refused.err
     for _ in range(20):
         if states_of(project).get("pending", 0) == 0:

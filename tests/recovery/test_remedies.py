@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,6 +94,21 @@ input()
     evidence = todos_of(root)["servers"][1]
     assert "http://127.0.0.1:9: process and port gone, GPU memory" in evidence
     assert evidence.endswith("no server is left over or silent")
+
+
+def test_a_sample_that_was_trained_on_and_released_counts_as_captured(
+    project_copy: Callable[[], Path],
+) -> None:
+    """Else a run that releases faster than it stores would never look alive."""
+    root = project_copy()
+    bench = Bench(scene_of(root))
+    with closing(sqlite3.connect(root / "state" / "ledger.db")) as ledger:
+        total = ledger.execute("SELECT count(*) FROM samples").fetchone()[0]
+        assert bench.num_stored() == total > 1
+        with ledger:
+            one = "(SELECT min(id) FROM samples)"
+            ledger.execute(f"UPDATE samples SET state = 'released', segment = NULL WHERE id = {one}")
+    assert bench.num_stored() == total
 
 
 def dump_of(root: Path, project: str) -> Path:

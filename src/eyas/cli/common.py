@@ -1,4 +1,4 @@
-"""Options that every verb has."""
+"""Options that verbs share."""
 
 from __future__ import annotations
 
@@ -16,8 +16,32 @@ SUFFIX_VARIABLE = "EYAS_SUFFIX"
 
 @Parameter(name="*")
 @dataclass(frozen=True)
+class Apart:
+    """Options of a verb that is about no project.
+
+    Args:
+        json: print one JSON object on stdout.
+    """
+
+    json: bool = False
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Making(Apart):
+    """Options of the verb that makes a project.
+
+    Args:
+        set: a value of the new eyas.toml, as in --set train.lr=1e-4; may be repeated.
+    """
+
+    set: tuple[str, ...] = ()
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
 class Common:
-    """Options of every verb.
+    """Options of every verb that is about a project.
 
     Args:
         project: the project folder.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-HERE_VERBS = frozenset({"push", "init", "mcp"})
-"""These are about this machine even when they name a host."""
+HERE_VERBS = frozenset({"push", "init", "inspect", "mcp", "serve fake"})
+"""These are about this machine; those of them that take a host take it for something else."""
 
 
 def wanted_host(words: Sequence[str]) -> str | None:
     """The host that the words ask for, when their verb is done there; None: done here."""
-    if not words or words[0] in HERE_VERBS or "--help" in words or "-h" in words:
+    if not words or {words[0], " ".join(words[:2])} & HERE_VERBS or {"--help", "-h"} & set(words):
         return None
     return value_of(words, "--host")
 

@@ -372,7 +372,7 @@ def test_a_fake_server_of_the_command_line_killed_and_started_again(
         second.send_signal(signal.SIGTERM)
         _, err = second.communicate(timeout=60)
         assert second.returncode == 0
-        assert "'500': 1" in err
+        assert "faults caused: 500 1, nan 1" in err
     finally:
         second.kill()
     assert require_true_states(project, target) == total

@@ -168,31 +168,41 @@ def served_by(root: Path, servers: Servers, epochs: int) -> Path:
     return root
 
 
+def saved(root: Path) -> set[str]:
+    """The names of what a killed run leaves: segments of the store, checkpoints of the drafter."""
+    return {path.name for path in root.glob("store/segments/*")} | {
+        path.name for path in root.glob("drafter/checkpoints/step-*")
+    }
+
+
 def test_killed_while_both_work_it_comes_to_the_same(bounded: Path, servers: Servers, tmp_path: Path) -> None:
     """The fake server gives the same states whatever it does beside, so even the weights are the same."""
     servers.start("vllm", "slow@1+:0.05")
-    rng, ends = Random(SEED), []
+    rng, ends, kills, unbroken = Random(SEED), [], 0, 0.0
     for name in ("unbroken", "killed"):
         root = served_by(Path(shutil.copytree(bounded, tmp_path / name, symlinks=True)), servers, 8)
-        kills = 0
+        begun = time.monotonic()
         while True:
+            before = saved(root)
             process = eyas_process("run", "--project", root, "--until", "train")
-            deadline = time.monotonic() + (rng.uniform(2, 9) if kills < NUM_KILLS else 300)
-            while process.poll() is None and (name == "unbroken" or time.monotonic() < deadline):
-                time.sleep(0.02)
-            if process.poll() is None:
+            if name == "killed" and kills < NUM_KILLS:
+                # each of the runs saves something new before it is killed, at a moment that nobody chose
+                while process.poll() is None and saved(root) == before:
+                    time.sleep(0.01)
+                time.sleep(rng.uniform(0, unbroken / NUM_KILLS))
                 process.kill()
-            _, err = process.communicate()
+            _, err = process.communicate(timeout=300)
             assert store_bytes(root) <= BOUND
             if process.returncode == 0:
                 break
             assert process.returncode == -9, err
             kills += 1
+        unbroken = unbroken or time.monotonic() - begun
         kept, train = ids_of(root, "validation"), ids_of(root, "train")
         assert states_of(root) == {"stored": len(kept), "released": len(train)}
         ends.append((weights_digest(root), store_content(root)))
     print(f"seed {SEED}: {kills} kills")
-    assert kills >= 2
+    assert kills >= NUM_KILLS / 2
     assert ends[0] == ends[1]
 
 

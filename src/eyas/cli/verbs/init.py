@@ -9,7 +9,7 @@ from pathlib import Path
 from eyas.base.errors import DataError, UsageError
 from eyas.base.files import write_atomic
 from eyas.base.layout import CONFIG_NAME, FORMAT
-from eyas.cli.common import Common
+from eyas.cli.common import Making
 from eyas.cli.output import next_command, note, print_json
 from eyas.config.load import _apply_override, validate_config
 from eyas.config.target_facts import read_target_facts
@@ -23,7 +23,7 @@ def init(
     held_out: Path | None = None,
     keep_answers: bool = False,
     dry_run: bool = False,
-    common: Common = Common(),  # noqa: B008 - frozen
+    common: Making = Making(),  # noqa: B008 - frozen
 ) -> int:
     """Make a project folder from a target and chat data.
 

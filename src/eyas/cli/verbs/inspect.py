@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from eyas.base.errors import DamageFound, UsageError
 from eyas.base.units import counted
-from eyas.cli.common import Common
+from eyas.cli.common import Apart
 from eyas.cli.output import next_command, note, print_json, table
 from eyas.config.target_facts import read_target_facts
 from eyas.targets.bench.prompts import read_prompts
@@ -30,7 +30,7 @@ def inspect(
     prompts: Annotated[tuple[Path, ...], Parameter(name="--prompts")] = (),
     limit: int = 16,
     max_tokens: int = 64,
-    common: Common = Common(),  # noqa: B008 - frozen
+    common: Apart = Apart(),  # noqa: B008 - frozen
 ) -> int:
     """Say what an export or checkpoint is and what is wrong with it; exit code 14 when something is.
 

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from eyas.base.units import counted
-from eyas.cli.common import Common
+from eyas.cli.common import Apart
 from eyas.cli.output import next_command, note, print_json
 
 
@@ -35,7 +35,7 @@ def fake(
     key: Path | None = None,
     accept: Annotated[tuple[int, ...], Parameter(name="--accept")] = (),
     round_seconds: float = 0.0,
-    common: Common = Common(),  # noqa: B008 - frozen
+    common: Apart = Apart(),  # noqa: B008 - frozen
 ) -> int:
     """Serve a small model as vLLM or SGLang would, with faults by schedule; ends with Ctrl-C.
 

@@ -169,8 +169,8 @@ class Watch(_Waits):
         if any(event.get("event") == "attempt ended" for event in events):
             return Proof(True, f"{name} ran to its end; {self._hashed(scene, events)}")
         wanted = scene.project.config.recovery.watch_samples
+        stored = bench.num_stored()
         with scene.ledger() as ledger:
-            stored = 0 if ledger is None else ledger.num_captured()
             total = 0 if ledger is None else sum(count.samples for count in ledger.counts().values())
         new = stored - bench.baseline_stored
         if new >= wanted > 0:
