@@ -34,17 +34,30 @@ class Contestant(Protocol):
 
 
 class Optimizer:
-    """AdamW, fused, after clipping; the same for all, so that it decides nothing."""
+    """AdamW, fused, on float32 weights, after clipping; the same for all, so that it decides nothing.
+
+    Weights in a narrow type have float32 copies that the optimizer moves, as SpecForge's own optimizer does:
+    a small step would be lost in the rounding of bfloat16.
+    """
 
     def __init__(self, case: Case, parameters: Iterable[Tensor]) -> None:
         self._clip = case.clip
         self._parameters = [p for p in parameters if p.requires_grad]
-        self._adam = torch.optim.AdamW(self._parameters, case.lr, (0.9, 0.95), weight_decay=0.0, fused=True)
+        self._masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self._parameters]
+        self._adam = torch.optim.AdamW(self._masters, case.lr, (0.9, 0.95), weight_decay=0.0, fused=True)
 
+    @torch.no_grad()
     def step(self) -> None:
-        torch.nn.utils.clip_grad_norm_(self._parameters, self._clip)
+        pairs = list(zip(self._parameters, self._masters, strict=True))
+        for parameter, master in pairs:
+            if master is not parameter and parameter.grad is not None:
+                master.grad, parameter.grad = parameter.grad.float(), None
+        torch.nn.utils.clip_grad_norm_(self._masters, self._clip)
         self._adam.step()
         self._adam.zero_grad(set_to_none=True)
+        for parameter, master in pairs:
+            if master is not parameter:
+                parameter.copy_(master)
 
 
 def row_shares(case: Case, *, shifted: bool) -> list[float]:

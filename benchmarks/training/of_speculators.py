@@ -56,7 +56,6 @@ class Contestant:
             "t2d": t2d,
         }
         model.load_state_dict({**weights, **own})
-        model = model.to(dtype)
         model.lm_head.weight.requires_grad_(True)
         self._model = model
         self._optimizer = Optimizer(case, model.parameters())
@@ -71,13 +70,15 @@ class Contestant:
 
     def step(self) -> list[float]:
         case = self._case
-        _, loss, metrics = self._model(
-            **self._inputs,
-            loss_mask=self._mask.clone(),  # it is written to
-            ttt_steps=case.steps,
-            ttt_step_loss_decay=case.gamma,
-            loss_config=self._loss,
-        )
+        # as its trainer has it: float32 weights, narrow arithmetic by autocast
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=case.dtype == "bfloat16"):
+            _, loss, metrics = self._model(
+                **self._inputs,
+                loss_mask=self._mask.clone(),  # it is written to
+                ttt_steps=case.steps,
+                ttt_step_loss_decay=case.gamma,
+                loss_config=self._loss,
+            )
         loss.backward()
         self._optimizer.step()
         return [

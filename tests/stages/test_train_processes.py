@@ -251,7 +251,7 @@ def test_a_helper_that_cannot_start_is_named(
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     helpers = Helpers(Project.open(project), 3, 1, tmp_path / "logs")
     try:
-        with pytest.raises(WorkerLost, match="training process 1 .* ended with exit code 1"):
+        with pytest.raises(WorkerLost, match=r"training process [12] .* ended with exit code 1"):
             helpers.await_ready(StopFlag())
     finally:
         helpers.end(1.0)

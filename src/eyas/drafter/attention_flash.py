@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from eyas.drafter.attention_blocks import QueryBlock
+from eyas.drafter.few_shapes import filled, missing
 from eyas.drafter.wide import wide_dtype
 
 _NAME = "_scaled_dot_product_flash_attention_for_cpu"
@@ -54,20 +56,24 @@ def backward(
     for block in blocks:
         queries, keys = slice(block.first, block.last), slice(block.key, block.end)
         mask, causal = _mask(block, query_rows, query.dtype)
+        if mask is not None:
+            # keys that are filled up are never seen; queries that are have no gradient to give
+            mask = F.pad(mask, (0, missing(key, block.end - block.key)), value=float("-inf"))
+            mask = F.pad(mask, (0, 0, 0, missing(query, block.last - block.first)))
         d_queries, d_keys, d_values = kernel(
-            _heads(d_output[queries]),
-            _heads(query[queries]),
-            _heads(key[keys]),
-            _heads(value[keys]),
-            _heads(output[queries]),
-            normaliser[queries].transpose(0, 1).unsqueeze(0).contiguous(),
+            _heads(filled(d_output[queries])),
+            _heads(filled(query[queries])),
+            _heads(filled(key[keys])),
+            _heads(filled(value[keys])),
+            _heads(filled(output[queries])),
+            filled(normaliser[queries], like=query).transpose(0, 1).unsqueeze(0).contiguous(),
             0.0,
             causal,
             attn_mask=mask,
         )
-        d_query.append(_rows(d_queries))
-        d_key[keys] += _rows(d_keys)
-        d_value[keys] += _rows(d_values)
+        d_query.append(_rows(d_queries)[: block.last - block.first])
+        d_key[keys] += _rows(d_keys)[: block.end - block.key]
+        d_value[keys] += _rows(d_values)[: block.end - block.key]
     shape = (len(key), num_groups, key.shape[1] // num_groups, key.shape[-1])
     return torch.cat(d_query), d_key.view(shape).sum(dim=2), d_value.view(shape).sum(dim=2)
 

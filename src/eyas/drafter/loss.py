@@ -29,6 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from eyas.drafter.few_shapes import joined, linear
 from eyas.drafter.settings import LossKind
 from eyas.drafter.wide import wide_dtype
 
@@ -137,7 +138,8 @@ class _Piece:
 class _Chunk:
     """Rows of all steps that meet the same teacher rows, one step after the other, as ``[R, H]``.
 
-    Together they are few large products instead of many small ones.
+    Together they are few large products instead of many small ones. Rows behind the last piece are zeros: so
+    are their logits, and their share of any gradient.
     """
 
     states: Tensor
@@ -174,13 +176,13 @@ def _chunks(states: Sequence[Tensor], task: LossTask) -> Iterator[_Chunk]:
             parts.append(states[step][first:last])
             num_rows += last - first
         if pieces:
-            yield _Chunk(torch.cat(parts), pieces)
+            yield _Chunk(joined(parts), pieces)
 
 
 def _teacher_rows(task: LossTask, rows: slice) -> tuple[Tensor, Tensor, Tensor | None]:
     """Of some places: p ``[r, K]``, log sum exp over the draft vocabulary ``[r, 1]``, and for ``kl``
     sum p log p ``[r]``."""
-    logits = F.linear(task.teacher[rows], task.teacher_head)
+    logits = linear(task.teacher[rows], task.teacher_head)
     narrow = logits.dtype != wide_dtype(logits.dtype)
     teacher = torch.empty_like(logits, dtype=wide_dtype(logits.dtype)) if narrow else logits
     normalisers, entropies = [], []

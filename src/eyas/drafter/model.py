@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from eyas.base.errors import ConfigError
 from eyas.drafter.attention import plan_attention, step_attention
 from eyas.drafter.batch import PackedBatch
+from eyas.drafter.few_shapes import linear
 from eyas.drafter.rope import RotaryPositions, rotate
 from eyas.drafter.shape import DrafterShape
 from eyas.drafter.shared_weight import SharedWeights
@@ -65,7 +66,7 @@ class AuxProjection(nn.Module):
         nn.init.normal_(self.weight, std=INITIAL_STD)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight / self.scale)
+        return linear(x, self.weight / self.scale) if x.ndim == 2 else F.linear(x, self.weight / self.scale)
 
     def set_sizes(self, sizes: Tensor) -> None:
         """Take column sizes ``[A T]``, rounded to powers of two; the plain weight stays as it is."""

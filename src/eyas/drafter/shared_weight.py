@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from eyas.drafter.few_shapes import filled, joined
+
 
 class SharedWeights:
     """The products of one forward pass, each weight brought to the pass's arithmetic once.
@@ -24,6 +26,7 @@ class SharedWeights:
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
         self._known: dict[int, _Shared] = {}
+        self._last: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, layer: nn.Linear, x: Tensor) -> Tensor:
         """``layer(x)`` for a layer without a bias, ``x [n, in]``."""
@@ -34,7 +37,9 @@ class SharedWeights:
         shared = self._known.get(id(weight))
         if shared is None:
             shared = self._known[id(weight)] = _Shared(weight, self._dtype)
-        output: Tensor = _Product.apply(x, shared.narrow, shared.rows)  # type: ignore[no-untyped-call]
+        if self._last is None or self._last[0] is not x:  # several weights are given the same rows
+            self._last = x, filled(x.detach())
+        output: Tensor = _Product.apply(x, self._last[1], shared.narrow, shared.rows)  # type: ignore[no-untyped-call]
         return output
 
 
@@ -60,21 +65,25 @@ class _Narrow(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None, None]:
         if not ctx.rows:
             return None, None, None
-        outputs, inputs = (torch.cat(parts) for parts in zip(*ctx.rows, strict=True))
+        outputs, inputs = (joined(parts) for parts in zip(*ctx.rows, strict=True))
         ctx.rows.clear()
         return (outputs.T @ inputs).to(ctx.dtype), None, None
 
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, rows: list[tuple[Tensor, Tensor]]) -> Tensor:
-        ctx.rows = rows
-        ctx.save_for_backward(x, weight)
-        return F.linear(x, weight)
+    def forward(
+        ctx: Any, x: Tensor, rows_of_x: Tensor, weight: Tensor, rows: list[tuple[Tensor, Tensor]]
+    ) -> Tensor:
+        ctx.rows, ctx.num_rows = rows, len(x)
+        ctx.save_for_backward(rows_of_x, weight)
+        return F.linear(rows_of_x, weight)[: len(x)]
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
         x, weight = ctx.saved_tensors
-        if ctx.needs_input_grad[1]:
-            ctx.rows.append((gradients[0], x))
-        return gradients[0] @ weight if ctx.needs_input_grad[0] else None, None, None
+        if ctx.needs_input_grad[2]:
+            ctx.rows.append((gradients[0], x[: ctx.num_rows]))
+        if not ctx.needs_input_grad[0]:
+            return None, None, None, None
+        return (gradients[0] @ weight)[: ctx.num_rows], None, None, None

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from eyas.base.errors import ConfigError
+from eyas.drafter.few_shapes import linear
 from eyas.drafter.vocabulary import DraftVocabulary
 from eyas.drafter.wide import wide_dtype
 
@@ -59,7 +59,7 @@ class Teacher:
         size = max(1, CHUNK_ELEMENTS // len(self.head))
         sums, tops = [], []
         for start in range(0, len(last), size):
-            logits = F.linear(last[start : start + size], self.head)
+            logits = linear(last[start : start + size], self.head)
             logits = logits.to(wide_dtype(logits.dtype))
             sums.append(torch.logsumexp(logits, dim=-1))
             tops.append(logits.argmax(dim=-1))
