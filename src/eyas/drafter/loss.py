@@ -40,6 +40,9 @@ CHUNK_ELEMENTS = {"cpu": 1 << 23, "cuda": 1 << 26}
 CACHE_ELEMENTS = 1 << 17
 """Logits of a block on the CPU: the passes over it, one after the other, find it in the cache of a core."""
 
+ADDED_ROWS = 1024
+"""Rows of the head's gradient that are added up at a time."""
+
 Kept = Sequence[npt.NDArray[np.int64]]
 
 
@@ -307,8 +310,10 @@ def _add_product(total: Tensor, d_logits: Tensor, state: Tensor) -> None:
     """total += d_logits^T state, summed in the wide type."""
     if total.dtype == state.dtype:
         total.addmm_(d_logits.T, state)
-    else:
-        total += d_logits.T @ state
+        return
+    product = d_logits.T @ state
+    for start in range(0, len(total), ADDED_ROWS):  # as a whole it would be widened into one more copy
+        total[start : start + ADDED_ROWS] += product[start : start + ADDED_ROWS]
 
 
 def _wide(x: Tensor) -> Tensor:

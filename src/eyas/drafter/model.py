@@ -17,6 +17,7 @@ from eyas.base.errors import ConfigError
 from eyas.drafter.attention import plan_attention, step_attention
 from eyas.drafter.batch import PackedBatch
 from eyas.drafter.few_shapes import linear
+from eyas.drafter.lean import rms_norm, silu_gated
 from eyas.drafter.rope import RotaryPositions, rotate
 from eyas.drafter.shape import DrafterShape
 from eyas.drafter.shared_weight import SharedWeights
@@ -45,8 +46,7 @@ class RmsNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x.to(wide_dtype(x.dtype))
-        return F.rms_norm(wide, (x.shape[-1],), self.weight.to(wide.dtype), self.eps).to(x.dtype)
+        return rms_norm(x, self.weight, self.eps)
 
 
 class AuxProjection(nn.Module):
@@ -118,8 +118,7 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
 
     def forward(self, x: Tensor, product: Product = alone) -> Tensor:
-        gated = F.silu(product(self.gate_proj, x)) * product(self.up_proj, x)
-        return product(self.down_proj, gated)
+        return product(self.down_proj, silu_gated(product(self.gate_proj, x), product(self.up_proj, x)))
 
 
 class Midlayer(nn.Module):

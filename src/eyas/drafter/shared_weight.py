@@ -86,4 +86,4 @@ class _Product(torch.autograd.Function):
             ctx.rows.append((gradients[0], x[: ctx.num_rows]))
         if not ctx.needs_input_grad[0]:
             return None, None, None, None
-        return (gradients[0] @ weight)[: ctx.num_rows], None, None, None
+        return (filled(gradients[0]) @ weight)[: ctx.num_rows], None, None, None
