@@ -284,15 +284,7 @@ class _DraftLoss(torch.autograd.Function):
             d_head = torch.zeros_like(head, dtype=wide) if gradient else None
             d_states = [torch.zeros_like(state) for state in states] if gradient else []
             for chunk in _chunks(states, task):
-                logits = F.linear(chunk.states, head)
-                for piece in chunk.pieces:
-                    weight = task.row_weights[piece.step] if gradient else None
-                    sums[piece.step] += _losses(task.kind, logits[piece.rows], piece, weight).sum()
-                if d_head is not None:  # the logits are their own gradient by now
-                    d_chunk = logits @ head
-                    for piece in chunk.pieces:
-                        d_states[piece.step][piece.of_step] = d_chunk[piece.rows]
-                    _add_product(d_head, logits, chunk.states)
+                _add_chunk(chunk, head, task, sums, d_states, d_head)
         if d_head is not None:
             ctx.save_for_backward(d_head.to(master_head.dtype), *d_states)
         ctx.mark_non_differentiable(sums)
@@ -304,6 +296,24 @@ class _DraftLoss(torch.autograd.Function):
         d_head, *d_states = ctx.saved_tensors
         scale = gradients[0]
         return None, d_head * scale, *(d_state * scale.to(d_state.dtype) for d_state in d_states)
+
+
+def _add_chunk(
+    chunk: _Chunk, head: Tensor, task: LossTask, sums: Tensor, d_states: list[Tensor], d_head: Tensor | None
+) -> None:
+    """Add a chunk's losses to ``sums`` ``[J]`` and, with a head's gradient to add to, its gradients.
+
+    In a function of its own, so that its logits are gone when those of the next chunk are made.
+    """
+    logits = F.linear(chunk.states, head)
+    for piece in chunk.pieces:
+        weight = None if d_head is None else task.row_weights[piece.step]
+        sums[piece.step] += _losses(task.kind, logits[piece.rows], piece, weight).sum()
+    if d_head is not None:  # the logits are their own gradient by now
+        d_chunk = logits @ head
+        for piece in chunk.pieces:
+            d_states[piece.step][piece.of_step] = d_chunk[piece.rows]
+        _add_product(d_head, logits, chunk.states)
 
 
 def _add_product(total: Tensor, d_logits: Tensor, state: Tensor) -> None:
