@@ -159,6 +159,13 @@ def test_a_poison_sample_costs_its_retries_and_is_set_aside(
         failed = ledger.failed_samples()
     assert [(f.id, f.failures) for f in failed] == [(poison.id, 3)]
     assert "CaptureInvalid" in failed[0].reason
+    for path in (half / "state").glob("ledger.db*"):
+        path.unlink()
+    rebuilt = eyas("extract", "--project", half)
+    assert rebuilt.code == 3, rebuilt.err
+    assert hits[0] == 3, "a lost ledger is no reason to try a poison sample again"
+    with Ledger.open_read_only(Layout(half).ledger) as ledger:
+        assert ledger.failed_samples() == failed
     monkeypatch.setattr(LocalTarget, "capture", real)
     again = eyas("extract", "--retry-failed", "--project", half)
     assert again.code == 0, again.err

@@ -15,7 +15,7 @@ from eyas.base.stop import StopFlag
 from eyas.base.storage import named_storage_errors
 from eyas.base.units import counted
 from eyas.drafter.trackers.kinds import require_trackers
-from eyas.pipeline.attempt import Attempt, RecordedProgress, next_number
+from eyas.pipeline.attempt import EVENTS_NAME, Attempt, RecordedProgress, next_number
 from eyas.pipeline.handover import Handover
 from eyas.pipeline.lock import hold_lock
 from eyas.pipeline.mend import MAX_MENDS, mend, scrub_store, set_damages_aside
@@ -166,6 +166,7 @@ def _attempt(
     with _ledger(layout, progress("ledger")) as ledger:
         number = ledger.start_attempt({"verb": verb, "pid": os.getpid()}, at_least=next_number(layout.logs))
         attempt = Attempt(layout.logs, number, verb)
+        ledger.mirror = attempt.folder / EVENTS_NAME
         outcome: dict[str, object] = {"outcome": "done"}
         if retry_failed:
             ledger.retry_failed()
