@@ -18,6 +18,7 @@ from eyas.base.seal import seal_faults
 from eyas.pipeline.lock import hold_lock
 from tests.cli.command import eyas, eyas_process
 from tests.projects import make_project, outcome, store_content, tiny_target, weights_digest
+from tests.recovery.incident import wait_until_idle
 
 STAGE_NAMES = ["prepare", "regenerate", "extract", "train", "evaluate", "export"]
 
@@ -132,6 +133,42 @@ def test_a_changed_recipe_is_refused_with_the_fields_and_redone_when_asked(copy:
     moved = [path.name for path in (copy / "set-aside").iterdir()]
     assert any("store" in name for name in moved)
     assert any("drafter" in name for name in moved)
+
+
+def test_what_a_killed_run_was_given_goes_on_with_it(finished: Path, target: Path, tmp_path: Path) -> None:
+    """--set counts for the run it was given to, however often that is taken up again."""
+    root = make_project(tmp_path / "p", target)
+    given = ("--set", "train.lr=0.002", "--set", 'notify.urls=["json://name:secret@127.0.0.1:9"]')
+    process = eyas_process("run", "--project", root, *given)
+    checkpoints = root / "drafter" / "checkpoints"
+    while process.poll() is None and not any(checkpoints.glob("step-*")):
+        time.sleep(0.005)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -9
+    assert not any("secret" in path.read_text(errors="replace") for path in root.glob("logs/*/*"))
+    again = f"eyas run --project {root} --set train.lr=0.002"
+    view = eyas("status", "--project", root, "--json").json
+    assert view["next_command"] == again
+    assert {stage["name"]: stage["state"] for stage in view["stages"]}["train"] == "partial"
+    for _ in range(2):
+        refused = eyas("run", "--project", root)
+        assert refused.code == 2
+        assert "--set train.lr=0.002 (as attempt-0001 was given)" in refused.err
+    assert eyas("status", "--project", root, "--json").json["next_command"] == again, "refused runs are none"
+    assert "another recipe" not in eyas("doctor", "--project", root).out
+    recovered = eyas("recover", "--project", root)
+    assert recovered.code == 0, recovered.err
+    assert "as attempt-0001 was given: --set train.lr=0.002" in recovered.err
+    wait_until_idle(root)
+    by_file = make_project(tmp_path / "q", target)
+    text = (by_file / "eyas.toml").read_text()
+    assert "\nlr = 1e-3\n" in text
+    (by_file / "eyas.toml").write_text(text.replace("\nlr = 1e-3\n", "\nlr = 0.002\n"))
+    assert eyas("run", "--project", by_file).code == 0
+    assert weights_digest(root) == weights_digest(by_file)
+    states = {s["name"]: s["state"] for s in eyas("status", "--project", root, "--json").json["stages"]}
+    assert states["train"] == "stale", "it came to its end: eyas.toml alone counts again"
 
 
 def test_changed_data_is_taken_in_and_known_captures_are_kept(copy: Path) -> None:

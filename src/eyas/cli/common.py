@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import shlex
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cyclopts import Parameter
 
+from eyas.base.layout import Layout
 from eyas.stages.project import Project
+
+if TYPE_CHECKING:
+    from eyas.pipeline.attempt import Given
 
 SUFFIX_VARIABLE = "EYAS_SUFFIX"
 """Set for a verb that is done on another host: how the person who asked for it has to ask again."""
@@ -64,10 +70,23 @@ class Common:
         """The options that make another eyas see the same project."""
         return ["--project", str(self.project.resolve()), *(f"--set={value}" for value in self.set)]
 
+    def as_last_run(self) -> Common:
+        """With `last_given` before what is given now."""
+        given = self.last_given
+        return self if given is None else replace(self, set=(*given.values, *self.set))
+
+    @property
+    def last_given(self) -> Given | None:
+        """What the last run was given by --set, if it did not come to its end."""
+        from eyas.pipeline.attempt import given_to_last_run  # only verbs that look back need it
+
+        return given_to_last_run(Layout(self.project.resolve()).logs)
+
     @property
     def suffix(self) -> str:
         """What to add to a suggested command so that it finds the same project on the same host."""
         if told := os.environ.get(SUFFIX_VARIABLE):
             return f" {told}"
         host = "" if self.host is None else f" --host {self.host}"
-        return host + ("" if self.project == Path() else f" --project {self.project}")
+        project = "" if self.project == Path() else f" --project {shlex.quote(str(self.project))}"
+        return host + project + "".join(f" --set {shlex.quote(value)}" for value in self.set)

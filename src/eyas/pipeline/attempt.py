@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,6 +19,12 @@ from eyas.base.progress import Progress
 EVENTS_NAME = "events.jsonl"
 BEAT_SECONDS = 5.0
 """How often progress is written into the events of an attempt."""
+NO_RUN = ("recover",)
+"""Attempts of these verbs do none of the pipeline's work."""
+_REFUSED = 2
+"""Exit code of a run that was told something wrong and did nothing."""
+_PRIVATE = "notify."
+"""Values that may hold a password, and change no result."""
 
 
 def next_number(logs: Path) -> int:
@@ -66,6 +74,46 @@ def parse_events(lines: Iterable[str | bytes]) -> list[dict[str, Any]]:
     return events
 
 
+@dataclass(frozen=True)
+class Given:
+    """What a run was given beside eyas.toml.
+
+    Attributes:
+        attempt: its folder's name.
+        values: as ``dotted.key=value``.
+    """
+
+    attempt: str
+    values: tuple[str, ...]
+
+    @property
+    def words(self) -> str:
+        """As it is typed."""
+        return " ".join(f"--set {shlex.quote(value)}" for value in self.values)
+
+
+def given_to_last_run(logs: Path, before: int | None = None) -> Given | None:
+    """What the newest run that was not refused was given; None when it came to its end, or was given nothing.
+
+    Whoever goes on with a run that was killed means that run, not the one that eyas.toml alone describes.
+
+    Args:
+        before: only attempts with lower numbers.
+    """
+    for folder in reversed(attempt_folders(logs)):
+        if before is not None and int(folder.name.rpartition("-")[2]) >= before:
+            continue
+        events = recent_events(folder)
+        if not events or events[0].get("verb") in NO_RUN:
+            continue
+        end = events[-1] if events[-1]["event"] == "attempt ended" else {}
+        if end.get("exit_code") == _REFUSED:
+            continue
+        values = tuple(str(value) for value in events[0].get("set", ()))
+        return Given(folder.name, values) if values and end.get("outcome") != "done" else None
+    return None
+
+
 class Attempt:
     """Writes the events of one attempt; create it while holding the lock.
 
@@ -76,14 +124,15 @@ class Attempt:
         folder: ``logs/attempt-0007``.
     """
 
-    def __init__(self, logs: Path, number: int, verb: str) -> None:
+    def __init__(self, logs: Path, number: int, verb: str, overrides: Sequence[str] = ()) -> None:
         self.number = number
         self._turn = threading.Lock()
         self.folder = logs / f"attempt-{self.number:04d}"
         self.folder.mkdir(parents=True)
         self._events: IO[str] = open(self.folder / EVENTS_NAME, "a", encoding="utf-8")  # noqa: SIM115
         self._point_latest(logs)
-        self.event("attempt started", verb=verb, pid=os.getpid())
+        given = [override for override in overrides if not override.startswith(_PRIVATE)]
+        self.event("attempt started", verb=verb, pid=os.getpid(), **({"set": given} if given else {}))
 
     def _point_latest(self, logs: Path) -> None:
         link = logs / f".latest.{os.getpid()}"

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from eyas.base.errors import DamageFound, EyasError, NotReady, RecipeChanged
+from eyas.base.errors import DamageFound, EyasError, NotReady
 from eyas.base.files import set_aside, sweep_temporaries
 from eyas.base.layout import Layout
 from eyas.base.progress import Progress
@@ -21,7 +21,8 @@ from eyas.pipeline.lock import hold_lock
 from eyas.pipeline.mend import MAX_MENDS, mend, scrub_store, set_damages_aside
 from eyas.pipeline.order import STAGES
 from eyas.pipeline.signals import stop_on_signals
-from eyas.pipeline.waves import WAVE_STAGES, WaveRun, refuse_stale
+from eyas.pipeline.stale import refuse_stale
+from eyas.pipeline.waves import WAVE_STAGES, WaveRun
 from eyas.stages.project import Project
 from eyas.stages.protocol import RunContext, Stage, StageView, run_stage
 from eyas.stages.room import project_room
@@ -165,7 +166,7 @@ def _attempt(
     layout = project.layout
     with _ledger(layout, progress("ledger")) as ledger:
         number = ledger.start_attempt({"verb": verb, "pid": os.getpid()}, at_least=next_number(layout.logs))
-        attempt = Attempt(layout.logs, number, verb)
+        attempt = Attempt(layout.logs, number, verb, project.overrides)
         ledger.mirror = attempt.folder / EVENTS_NAME
         outcome: dict[str, object] = {"outcome": "done"}
         if retry_failed:
@@ -277,7 +278,8 @@ def _wave_run(work: _Work, stages: Sequence[Stage], stop: StopFlag) -> WaveRun |
     if project.config.store.bound_bytes is None:
         trains = [stage for stage in named if stage.name == "train" and stage.name not in work.to_redo]
         if trains and work.ledger.counts()["released"].samples:
-            refuse_stale(project, trains[0])  # before what was released is captured again for nothing
+            # before what was released is captured again for nothing
+            refuse_stale(project, trains[0], work.attempt)
         return None
     if not named:
         return None
@@ -298,12 +300,7 @@ def _run_one(work: _Work, stage: Stage, context: RunContext, redo: bool) -> None
         return
     if step.action == "refuse":
         if step.view.state == "stale":
-            raise RecipeChanged(
-                f"{stage.name}: what is there was made by another recipe",
-                where=", ".join(str(path) for path in stage.writes(project)),
-                why="; ".join(step.view.differences),
-                hint=f"take the change back, or: eyas run --redo {stage.name} (the old output is set aside)",
-            )
+            refuse_stale(project, stage, attempt)
         raise NotReady(
             f"{stage.name} has nothing to read yet",
             where=", ".join(str(path) for path in stage.reads(project)),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from signal import SIGTERM
 
-from eyas.base.errors import ConfigError, EyasError, NotReady, RecipeChanged, Stopped
+from eyas.base.errors import ConfigError, EyasError, NotReady, Stopped
 from eyas.base.files import set_aside
 from eyas.base.progress import Progress
 from eyas.base.seal import is_sealed, seal_faults
@@ -23,6 +23,7 @@ from eyas.base.units import counted, format_bytes, format_count
 from eyas.config.schema import EyasConfig
 from eyas.hosts.gpus import GpuReader
 from eyas.pipeline.handover import Handover
+from eyas.pipeline.stale import refuse_stale
 from eyas.stages.project import Project
 from eyas.stages.protocol import Stage
 from eyas.stages.records import checkpoint_folders
@@ -52,18 +53,6 @@ def can_work_together(config: EyasConfig, gpus: GpuReader) -> bool:
     if config.serve.urls or config.target.device == "cpu" or ":" in config.target.device:
         return True
     return not gpus.read()
-
-
-def refuse_stale(project: Project, train: Stage) -> None:
-    """Raise RecipeChanged when checkpoints are there that were trained by another recipe."""
-    view = train.look(project)
-    if view.state == "stale":
-        raise RecipeChanged(
-            "train: what is there was made by another recipe",
-            where=project.layout.drafter,
-            why="; ".join(view.differences),
-            hint="take the change back, or: eyas run --redo train (the old output is set aside)",
-        )
 
 
 @dataclass
@@ -124,7 +113,7 @@ class WaveRun:
         train = self._by_name.get("train")
         if train is None:
             return
-        refuse_stale(self.project, train)
+        refuse_stale(self.project, train, self.handover.attempt)
         if OuterPlace.here() is not None:
             raise ConfigError(
                 "training in waves cannot be started by an outer launcher",

@@ -18,7 +18,7 @@ from eyas.hosts.disks import Filesystem, filesystem_of
 from eyas.hosts.gpus import Gpu, GpuReader, NvmlGpus, SmiGpus
 from eyas.hosts.host import Here, Host
 from eyas.hosts.processes import ProcessInfo, list_processes
-from eyas.pipeline.attempt import attempt_folders, read_events
+from eyas.pipeline.attempt import NO_RUN, attempt_folders, read_events
 from eyas.pipeline.lock import Holder, current_holder
 from eyas.pipeline.verify import Verification, verify_project
 from eyas.stages.digests import DigestCache
@@ -26,9 +26,6 @@ from eyas.stages.project import Project
 from eyas.store.ledger import Ledger
 from eyas.store.place import require_place
 from eyas.targets.serving.records import ServerBook
-
-UNWATCHED_VERBS = ("recover",)
-"""Attempts of these do not count as work of the pipeline."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ class Scene:
 
     def again(self, *, deep: bool = False) -> Scene:
         """A fresh look at the same project and machine, configuration included."""
-        project = Project(self.project.layout, self.project.config)
+        project = Project(self.project.layout, self.project.config, self.project.overrides)
         return Scene(project, self.host, self.gpus, deep, self.now, self.progress)
 
     @property
@@ -165,7 +162,7 @@ class Scene:
         """Events of the newest attempt that did the pipeline's work."""
         for folder in reversed(attempt_folders(self.layout.logs)):
             events = read_events(folder)
-            if events and events[0].get("verb") not in UNWATCHED_VERBS:
+            if events and events[0].get("verb") not in NO_RUN:
                 return [{"folder": folder.name, **event} for event in events]
         return []
 

@@ -19,17 +19,19 @@ class Project:
     Attributes:
         layout: where everything lies.
         config: the validated configuration.
+        overrides: what of it was given beside eyas.toml, as ``dotted.key=value``.
     """
 
-    def __init__(self, layout: Layout, config: EyasConfig) -> None:
+    def __init__(self, layout: Layout, config: EyasConfig, overrides: Sequence[str] = ()) -> None:
         self.layout = layout
         self.config = config
+        self.overrides = tuple(overrides)
 
     @classmethod
     def open(cls, root: Path, overrides: Sequence[str] = ()) -> Project:
         """Open the project in ``root``. Raises NoProject, ConfigError or FormatTooNew."""
         root = root.resolve()
-        return cls(Layout(root), load_config(root, overrides))
+        return cls(Layout(root), load_config(root, overrides), overrides)
 
     @cached_property
     def resolved(self) -> Resolved:

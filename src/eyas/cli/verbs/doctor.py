@@ -37,6 +37,7 @@ def doctor(
         verbose: show the evidence behind each line, and the store segment by segment.
         deep: hash the store, all sealed folders and the target's weights as well.
     """
+    common = common.as_last_run()
     project = common.open()
     host: Host = Here()
     if common.host is not None:  # eyas is not there: the machine can still be looked at

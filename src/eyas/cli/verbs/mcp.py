@@ -53,7 +53,8 @@ def build_server(common: Common, allow_recover: bool, yes_stop_services: bool) -
         """Where every stage stands, what runs, and the one next command."""
         from eyas.report.status import project_status
 
-        return _answer(lambda: project_status(common.open(), common.suffix).as_dict())
+        last = common.as_last_run()
+        return _answer(lambda: project_status(last.open(), last.suffix).as_dict())
 
     @server.tool()
     def doctor(deep: bool = False) -> dict[str, Any]:
@@ -61,7 +62,7 @@ def build_server(common: Common, allow_recover: bool, yes_stop_services: bool) -
         from eyas.recovery.doctor import diagnose
         from eyas.recovery.scene import Scene
 
-        return _answer(lambda: diagnose(Scene(common.open(), deep=deep)).as_dict())
+        return _answer(lambda: diagnose(Scene(common.as_last_run().open(), deep=deep)).as_dict())
 
     @server.tool()
     def todo() -> dict[str, Any]:
@@ -103,7 +104,7 @@ def _plan(common: Common) -> dict[str, Any]:
     from eyas.recovery.scene import Scene
     from eyas.store.todos import as_todo_list
 
-    found, steps = planned(Scene(common.open()))
+    found, steps = planned(Scene(common.as_last_run().open()))
     return as_todo_list(as_todo(step) for step in steps) | {"notes": [f.as_dict() for f in notes(found)]}
 
 
@@ -113,6 +114,7 @@ def _recover(common: Common, only: str | None, yes_stop_services: bool) -> dict[
     from eyas.recovery.executor import recover as carry_out
     from eyas.recovery.scene import Scene
 
+    common = common.as_last_run()
     words = tuple(word for override in common.set for word in ("--set", override))
     bench = Bench(Scene(common.open()), may_stop_services=yes_stop_services, resume_words=words)
     return as_dict(carry_out(bench, only))

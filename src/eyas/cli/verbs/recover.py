@@ -38,6 +38,7 @@ def recover(
         only: carry out this one todo.
         yes_stop_services: stop, disable and mask services that hold the GPUs.
     """
+    given, common = common.last_given, common.as_last_run()
     project = common.open()
     scene = Scene(project, progress=listener("recover", common.json))
     if dry_run:
@@ -49,6 +50,8 @@ def recover(
             # a command that is cut in two by the fold cannot be copied
             note(placed(text, common.suffix, PROJECT_VERBS), indent=None if "eyas " in text else 4)
 
+    if given is not None:
+        say(f"as {given.attempt} was given: {given.words}")
     result = carry_out(Bench(scene, yes_stop_services, say, resume_words=words), only)
     if common.json:
         print_json(as_dict(result))

@@ -30,16 +30,20 @@ def status(
     """
     if every <= 0:
         raise UsageError("--every has to be above 0", hint="eyas status --watch --every 2")
-    project = common.open()
     if watch:
         return _watch(common, every)
-    view = project_status(project, common.suffix)
+    view = _look(common)
     if common.json:
         print_json(view.as_dict())
         return 0
     print("\n".join(status_lines(view, _width())))
     next_command(view.next_command)
     return 0
+
+
+def _look(common: Common) -> ProjectStatus:
+    common = common.as_last_run()
+    return project_status(common.open(), common.suffix)
 
 
 def _width() -> int:
@@ -54,7 +58,7 @@ def _watch(common: Common, every: float) -> int:
     try:
         if common.json or not sys.stdout.isatty():
             while True:
-                view = project_status(common.open(), common.suffix)
+                view = _look(common)
                 text = _one_line(view) if common.json else "\n".join([*_screen(view, _width()), ""])
                 sys.stdout.write(text + "\n")
                 sys.stdout.flush()
@@ -72,7 +76,7 @@ def _live(common: Common, every: float) -> None:
 
     with Live(console=Console(highlight=False), screen=True, auto_refresh=False) as live:
         while True:
-            view = project_status(common.open(), common.suffix)
+            view = _look(common)
             live.update(Text("\n".join(_screen(view, _width())), no_wrap=True), refresh=True)
             time.sleep(every)
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from eyas.base.errors import EyasError
 from eyas.base.units import counted, format_amount, format_count, format_seconds
-from eyas.pipeline.attempt import attempt_folders, read_events
+from eyas.pipeline.attempt import NO_RUN, attempt_folders, read_events
 from eyas.pipeline.lock import current_holder
 from eyas.pipeline.order import STAGES
 from eyas.recovery.bench import Bench, Proof, Way
-from eyas.recovery.scene import UNWATCHED_VERBS, Scene
+from eyas.recovery.scene import Scene
 from eyas.stages.extract.stage import SAME_STATES
 from eyas.store.segment import verify_segment
 from eyas.store.segment_header import read_header
@@ -40,7 +40,7 @@ def newest_work(logs: Path, since: str) -> tuple[str, list[dict[str, Any]]] | No
     """Name and events of the newest attempt of the pipeline, if it began at or after ``since``; else None."""
     for folder in reversed(attempt_folders(logs)):
         events = read_events(folder)
-        if events and events[0].get("verb") not in UNWATCHED_VERBS:
+        if events and events[0].get("verb") not in NO_RUN:
             return (folder.name, events) if str(events[0].get("at")) >= since else None
     return None
 
@@ -65,7 +65,7 @@ class Resume:
     def proof(self, bench: Bench) -> Proof:
         layout = bench.scene.layout
         holder = current_holder(layout.state)
-        if holder is not None and holder.verb not in UNWATCHED_VERBS and holder.pid != os.getpid():
+        if holder is not None and holder.verb not in NO_RUN and holder.pid != os.getpid():
             return Proof(True, f"eyas {holder.verb} runs as process {holder.pid} since {holder.since}")
         found = newest_work(layout.logs, self.since)
         if found is not None:
@@ -110,7 +110,7 @@ class _Waits(ABC):
 
     def _runs(self, bench: Bench) -> bool:
         holder = current_holder(bench.scene.layout.state)
-        return holder is not None and holder.verb not in UNWATCHED_VERBS
+        return holder is not None and holder.verb not in NO_RUN
 
     @abstractmethod
     def proof(self, bench: Bench) -> Proof:
