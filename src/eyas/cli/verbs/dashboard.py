@@ -50,9 +50,8 @@ def dashboard(
 
     token = os.environ.get(TOKEN_VARIABLE) or None
     try:
-        serve(
-            LiveView(common.open, common.suffix), host=host, port=port, names=name, token=token, ready=ready
-        )
+        view = LiveView(lambda: common.as_last_run().open(), common.as_last_run().suffix)
+        serve(view, host=host, port=port, names=name, token=token, ready=ready)
     except KeyboardInterrupt:
         return 0
     return 0

@@ -43,7 +43,14 @@ def notify(
         note(f"watching {project.layout.root.name} for {', '.join(settings.on).replace('_', ' ')}; {until}")
 
     try:
-        watch(common.open, sender(settings), suffix=common.suffix, every=every, run=run, ready=ready)
+        watch(
+            lambda: common.as_last_run().open(),
+            sender(settings),
+            suffix=common.suffix,
+            every=every,
+            run=run,
+            ready=ready,
+        )
     except KeyboardInterrupt:
         return 0
     return 0

@@ -27,6 +27,7 @@ def report(
         output: where to; reports/report.html or .md of the project when left out.
         stdout: print it instead of writing a file.
     """
+    common = common.as_last_run()
     project = common.open()
     view = overview(project, common.suffix)
     if format == "html":
