@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         report = json.loads((project / "reports" / "evaluation.json").read_text())
         stats = json.loads((project / "data" / "stats.json").read_text())
         lines = (project / "drafter" / "metrics.jsonl").read_text().splitlines()
-    curve = [row for line in lines if (row := json.loads(line))["kind"] == "validation"]
+    curve = _curve([json.loads(line) for line in lines])
     domains = {name: row["acceptance_length"] for name, row in report["domains"].items()}
     value = sum(domains.values()) / len(domains)
     return {
@@ -92,8 +92,19 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             "lossless": {k: v for k, v in report["lossless"].items() if k != "differences"},
             "supervised_tokens": stats["supervised_tokens"],
             "minutes_of_this_run": round(minutes, 2),
-            "curve": [
-                {key: row[key] for key in ("step", "tokens", "walk_tau") if key in row} for row in curve
-            ],
+            "curve": curve,
         },
     }
+
+
+def _curve(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Acceptance length of the walk along validation answers, by training tokens and minutes of training."""
+    curve, tokens, seconds = [], 0, 0.0
+    for row in rows:
+        if row["kind"] == "train":
+            seconds += (row["tokens"] - tokens) / row["tokens_per_second"]
+            tokens = row["tokens"]
+        elif row["kind"] == "validation":
+            minutes = float(f"{seconds / 60:.4g}")
+            curve.append({"tokens": tokens, "minutes": minutes, "walk_tau": round(row["walk_tau"], 4)})
+    return curve

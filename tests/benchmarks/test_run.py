@@ -102,7 +102,10 @@ def test_quality_on_a_few_answers(project: Path, tmp_path: Path) -> None:
     domains = result["details"]["domains"]
     assert set(domains) == {"a", "b"}
     assert result["value"] == pytest.approx(sum(domains.values()) / 2, abs=1e-3)
-    assert len(result["details"]["curve"]) >= 1
+    curve = result["details"]["curve"]
+    assert 0 < curve[0]["tokens"] <= curve[-1]["tokens"]
+    assert 0 < curve[0]["minutes"] <= curve[-1]["minutes"]
+    assert curve[-1]["walk_tau"] >= 1
 
 
 def test_served_speed_against_servers_that_pretend(project: Path, tmp_path: Path) -> None:
