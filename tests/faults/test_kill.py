@@ -61,7 +61,7 @@ def test_killed_at_every_commit_call(
     def check(root: Path, what: str) -> None:
         assert outcome(root) == unbroken, what
 
-    numbers = numbers_of(part, short_stride=5)
+    numbers = numbers_of(part, short_stride=7)
     kills = kills_at_calls(tmp_path, COMMIT_CALLS, numbers, lambda p: make_project(p, target), check)
     print(f"part {part}: {kills} kills at commit calls")
     assert kills >= (2 if LONG else 8)

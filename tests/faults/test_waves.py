@@ -112,7 +112,7 @@ def test_killed_at_every_commit_call(part: int, model: Path, unbroken: dict[str,
     def check(root: Path, what: str) -> None:
         require_end(root, unbroken, what)
 
-    numbers = numbers_of(part, short_stride=23)
+    numbers = numbers_of(part, short_stride=31)
     kills = kills_at_calls(
         place, RELEASE_CALLS, numbers, lambda p: bounded_project(p, model), check, stays_below
     )
