@@ -93,7 +93,7 @@ def test_equal_tied_and_different_texts_are_counted_apart() -> None:
         ("fault", [0, 0], [0, 3]),
     ):
         tally.add(target, name, "d", PROMPT, decoded(plain), decoded(drafted))
-    assert _equal_texts(tally) == "1 of 4, 2 at a numeric tie"
+    assert _equal_texts(tally) == "1 of 4, 2 at a numeric tie, 1 different"
     told = tally.as_dict({"d": 4})["lossless"]
     assert (told["num_prompts"], told["equal"], told["ties"], told["different"]) == (4, 1, 2, 1)
     assert told["largest_tie"] == 0.25

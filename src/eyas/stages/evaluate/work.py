@@ -120,9 +120,13 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
 
 
 def _equal_texts(tally: DraftTally) -> str:
-    """``12 of 27``, and the ties where there are any: without them bfloat16 looks like a fault."""
+    """``12 of 27``, and the ties where there are any: without them bfloat16 looks like a fault.
+
+    What differs by more than a tie is said as well; else it would hide behind the ties.
+    """
     ties = f", {tally.ties} at a numeric tie" if tally.ties else ""
-    return f"{tally.equal} of {tally.num_answers}{ties}"
+    different = f", {len(tally.different)} different" if tally.different else ""
+    return f"{tally.equal} of {tally.num_answers}{ties}{different}"
 
 
 def _num_turns(conversations: Sequence[HeldOut]) -> int:
