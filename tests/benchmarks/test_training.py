@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from benchmarks.training.arithmetic import needed
 from benchmarks.training.case import EPS, THETA, Case, make_parts
 from benchmarks.training.child import PEERS
+from benchmarks.training.contestant import Optimizer
 from benchmarks.training.plain import reference_sums
 
 from eyas.drafter.rows import supervised_rows
@@ -116,3 +118,19 @@ def test_data_wait_trains_from_a_real_store(tmp_path: Path) -> None:
     assert 0 <= result["value"] < 1
     assert 0 < result["baseline"] < 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_steps_that_a_narrow_weight_cannot_hold_add_up() -> None:
+    """As SpecForge's own optimizer has it; AdamW on bfloat16 itself would leave the weight where it is."""
+    case = replace(TINY, lr=1e-4)
+    narrow = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    wide = torch.nn.Parameter(torch.ones(3))
+    alone = torch.optim.AdamW([wide], case.lr, (0.9, 0.95), weight_decay=0.0)
+    optimizer = Optimizer(case, [narrow])
+    for _ in range(100):
+        narrow.grad, wide.grad = torch.ones_like(narrow), torch.full_like(wide, 3**-0.5)  # clipped to one
+        optimizer.step()
+        alone.step()
+        assert narrow.grad is None
+    assert wide[0].item() == pytest.approx(0.99, abs=1e-4)
+    assert torch.equal(narrow.detach(), wide.detach().bfloat16())

@@ -6,15 +6,13 @@ import os
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cyclopts import Parameter
 
 from eyas.base.layout import Layout
+from eyas.pipeline.attempt import may_be_written_down
+from eyas.pipeline.given import Given, given_to_last_run, set_words
 from eyas.stages.project import Project
-
-if TYPE_CHECKING:
-    from eyas.pipeline.attempt import Given
 
 SUFFIX_VARIABLE = "EYAS_SUFFIX"
 """Set for a verb that is done on another host: how the person who asked for it has to ask again."""
@@ -68,7 +66,12 @@ class Common:
     @property
     def words(self) -> list[str]:
         """The options that make another eyas see the same project."""
-        return ["--project", str(self.project.resolve()), *(f"--set={value}" for value in self.set)]
+        return ["--project", str(self.project.resolve()), *self.set_words]
+
+    @property
+    def set_words(self) -> list[str]:
+        """What was given by --set, as it is given again."""
+        return [f"--set={value}" for value in self.set]
 
     def as_last_run(self) -> Common:
         """With `last_given` before what is given now."""
@@ -78,9 +81,7 @@ class Common:
     @property
     def last_given(self) -> Given | None:
         """What the last run was given by --set, if it did not come to its end."""
-        from eyas.pipeline.attempt import given_to_last_run  # only verbs that look back need it
-
-        return given_to_last_run(Layout(self.project.resolve()).logs)
+        return given_to_last_run(Layout(self.project.resolve()))
 
     @property
     def suffix(self) -> str:
@@ -89,4 +90,5 @@ class Common:
             return f" {told}"
         host = "" if self.host is None else f" --host {self.host}"
         project = "" if self.project == Path() else f" --project {shlex.quote(str(self.project))}"
-        return host + project + "".join(f" --set {shlex.quote(value)}" for value in self.set)
+        given = set_words([value for value in self.set if may_be_written_down(value)])
+        return host + project + (f" {given}" if given else "")

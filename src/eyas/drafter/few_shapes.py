@@ -43,5 +43,5 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """``x weight^T`` for ``x [n, c]``."""
-    return F.linear(filled(x), weight)[: len(x)]
+    """``x weight^T``; ``x [n, c]`` is filled up for it, with more dimensions it is taken as it is."""
+    return F.linear(filled(x), weight)[: len(x)] if x.ndim == 2 else F.linear(x, weight)

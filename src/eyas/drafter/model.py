@@ -66,7 +66,7 @@ class AuxProjection(nn.Module):
         nn.init.normal_(self.weight, std=INITIAL_STD)
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight / self.scale) if x.ndim == 2 else F.linear(x, self.weight / self.scale)
+        return linear(x, self.weight / self.scale)
 
     def set_sizes(self, sizes: Tensor) -> None:
         """Take column sizes ``[A T]``, rounded to powers of two; the plain weight stays as it is."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,10 +19,9 @@ BEAT_SECONDS = 5.0
 """How often progress is written into the events of an attempt."""
 NO_RUN = ("recover",)
 """Attempts of these verbs do none of the pipeline's work."""
-_REFUSED = 2
-"""Exit code of a run that was told something wrong and did nothing."""
-_PRIVATE = "notify."
-"""Values that may hold a password, and change no result."""
+Events = list[dict[str, Any]]
+_PRIVATE = "notify"
+"""A table whose values may hold a password, and change no result."""
 
 
 def next_number(logs: Path) -> int:
@@ -38,14 +35,27 @@ def attempt_folders(logs: Path) -> list[Path]:
     return sorted(p for p in logs.glob("attempt-*") if p.is_dir()) if logs.is_dir() else []
 
 
-def read_events(folder: Path) -> list[dict[str, Any]]:
+def read_events(folder: Path) -> Events:
     """The events of an attempt, details beside ``at`` and ``event``; a torn line is left out."""
     with contextlib.suppress(OSError):
         return parse_events((folder / EVENTS_NAME).read_text(encoding="utf-8", errors="replace").splitlines())
     return []
 
 
-def recent_events(folder: Path, max_bytes: int = 1 << 18) -> list[dict[str, Any]]:
+def runs(logs: Path, read: Callable[[Path], Events] = read_events) -> Iterator[tuple[Path, Events]]:
+    """Attempts that did the pipeline's work, newest first, with those of their events that ``read`` gives."""
+    for folder in reversed(attempt_folders(logs)):
+        events = read(folder)
+        if events and events[0].get("verb") not in NO_RUN:
+            yield folder, events
+
+
+def may_be_written_down(override: str) -> bool:
+    """Whether a ``dotted.key=value`` may stand in logs and messages."""
+    return override.partition("=")[0].split(".")[0].strip() != _PRIVATE
+
+
+def recent_events(folder: Path, max_bytes: int = 1 << 18) -> Events:
     """The first event of an attempt and those of the last ``max_bytes`` of its log, oldest first.
 
     Days of beats make a log too long to be read whole by a verb that has to answer at once.
@@ -64,54 +74,14 @@ def recent_events(folder: Path, max_bytes: int = 1 << 18) -> list[dict[str, Any]
     return parse_events([first, *rest])
 
 
-def parse_events(lines: Iterable[str | bytes]) -> list[dict[str, Any]]:
+def parse_events(lines: Iterable[str | bytes]) -> Events:
     """Lines of a log as events; what is no whole event is left out."""
-    events: list[dict[str, Any]] = []
+    events: Events = []
     for line in lines:
         with contextlib.suppress(ValueError, TypeError, KeyError):
             record = json.loads(line)
             events.append({"at": str(record["at"]), "event": record["kind"], **record["detail"]})
     return events
-
-
-@dataclass(frozen=True)
-class Given:
-    """What a run was given beside eyas.toml.
-
-    Attributes:
-        attempt: its folder's name.
-        values: as ``dotted.key=value``.
-    """
-
-    attempt: str
-    values: tuple[str, ...]
-
-    @property
-    def words(self) -> str:
-        """As it is typed."""
-        return " ".join(f"--set {shlex.quote(value)}" for value in self.values)
-
-
-def given_to_last_run(logs: Path, before: int | None = None) -> Given | None:
-    """What the newest run that was not refused was given; None when it came to its end, or was given nothing.
-
-    Whoever goes on with a run that was killed means that run, not the one that eyas.toml alone describes.
-
-    Args:
-        before: only attempts with lower numbers.
-    """
-    for folder in reversed(attempt_folders(logs)):
-        if before is not None and int(folder.name.rpartition("-")[2]) >= before:
-            continue
-        events = recent_events(folder)
-        if not events or events[0].get("verb") in NO_RUN:
-            continue
-        end = events[-1] if events[-1]["event"] == "attempt ended" else {}
-        if end.get("exit_code") == _REFUSED:
-            continue
-        values = tuple(str(value) for value in events[0].get("set", ()))
-        return Given(folder.name, values) if values and end.get("outcome") != "done" else None
-    return None
 
 
 class Attempt:
@@ -131,7 +101,7 @@ class Attempt:
         self.folder.mkdir(parents=True)
         self._events: IO[str] = open(self.folder / EVENTS_NAME, "a", encoding="utf-8")  # noqa: SIM115
         self._point_latest(logs)
-        given = [override for override in overrides if not override.startswith(_PRIVATE)]
+        given = [override for override in overrides if may_be_written_down(override)]
         self.event("attempt started", verb=verb, pid=os.getpid(), **({"set": given} if given else {}))
 
     def _point_latest(self, logs: Path) -> None:

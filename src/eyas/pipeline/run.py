@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from eyas.base.errors import DamageFound, EyasError, NotReady
+from eyas.base.errors import DamageFound, EyasError, NotReady, RecipeChanged
 from eyas.base.files import set_aside, sweep_temporaries
 from eyas.base.layout import Layout
 from eyas.base.progress import Progress
@@ -16,6 +16,7 @@ from eyas.base.storage import named_storage_errors
 from eyas.base.units import counted
 from eyas.drafter.trackers.kinds import require_trackers
 from eyas.pipeline.attempt import EVENTS_NAME, Attempt, RecordedProgress, next_number
+from eyas.pipeline.given import name_what_was_given
 from eyas.pipeline.handover import Handover
 from eyas.pipeline.lock import hold_lock
 from eyas.pipeline.mend import MAX_MENDS, mend, scrub_store, set_damages_aside
@@ -184,6 +185,8 @@ def _attempt(
                     waves.run()
             result.num_set_aside = ledger.counts()["set_aside"].samples
         except EyasError as error:
+            if isinstance(error, RecipeChanged):
+                name_what_was_given(error, layout, project.overrides, number)
             outcome = {"outcome": error.code, **error.as_dict()}
             raise
         except BaseException as error:
@@ -279,7 +282,7 @@ def _wave_run(work: _Work, stages: Sequence[Stage], stop: StopFlag) -> WaveRun |
         trains = [stage for stage in named if stage.name == "train" and stage.name not in work.to_redo]
         if trains and work.ledger.counts()["released"].samples:
             # before what was released is captured again for nothing
-            refuse_stale(project, trains[0], work.attempt)
+            refuse_stale(project, trains[0], trains[0].look(project))
         return None
     if not named:
         return None
@@ -299,8 +302,7 @@ def _run_one(work: _Work, stage: Stage, context: RunContext, redo: bool) -> None
         handover.found_done(stage.name)
         return
     if step.action == "refuse":
-        if step.view.state == "stale":
-            refuse_stale(project, stage, attempt)
+        refuse_stale(project, stage, step.view)
         raise NotReady(
             f"{stage.name} has nothing to read yet",
             where=", ".join(str(path) for path in stage.reads(project)),

@@ -113,7 +113,7 @@ class WaveRun:
         train = self._by_name.get("train")
         if train is None:
             return
-        refuse_stale(self.project, train, self.handover.attempt)
+        refuse_stale(self.project, train, train.look(self.project))
         if OuterPlace.here() is not None:
             raise ConfigError(
                 "training in waves cannot be started by an outer launcher",

@@ -18,7 +18,7 @@ from eyas.hosts.disks import Filesystem, filesystem_of
 from eyas.hosts.gpus import Gpu, GpuReader, NvmlGpus, SmiGpus
 from eyas.hosts.host import Here, Host
 from eyas.hosts.processes import ProcessInfo, list_processes
-from eyas.pipeline.attempt import NO_RUN, attempt_folders, read_events
+from eyas.pipeline.attempt import runs
 from eyas.pipeline.lock import Holder, current_holder
 from eyas.pipeline.verify import Verification, verify_project
 from eyas.stages.digests import DigestCache
@@ -160,11 +160,8 @@ class Scene:
     @cached_property
     def events(self) -> list[dict[str, Any]]:
         """Events of the newest attempt that did the pipeline's work."""
-        for folder in reversed(attempt_folders(self.layout.logs)):
-            events = read_events(folder)
-            if events and events[0].get("verb") not in NO_RUN:
-                return [{"folder": folder.name, **event} for event in events]
-        return []
+        folder, events = next(runs(self.layout.logs), (None, []))
+        return [{"folder": folder.name, **event} for event in events] if folder is not None else []
 
     @cached_property
     def last_attempt(self) -> LastAttempt | None:

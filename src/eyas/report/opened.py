@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eyas.base.errors import DamageFound, DataError
+from eyas.base.layout import Layout
 from eyas.pipeline.attempt import attempt_folders, read_events
+from eyas.pipeline.given import given_to_last_run
 from eyas.report.curves import training_rows
 from eyas.report.overview import Overview, overview
 from eyas.report.status import ProjectStatus, project_status
@@ -200,7 +202,7 @@ class OpenedProject:
 
 
 def open_project(path: str | Path = ".", overrides: Sequence[str] = ()) -> OpenedProject:
-    """Open a project folder to look at it; `eyas.open` is this function.
+    """Open a project folder to look at it, as its last run was given it; `eyas.open` is this function.
 
     Args:
         path: the folder that holds ``eyas.toml``.
@@ -210,7 +212,8 @@ def open_project(path: str | Path = ".", overrides: Sequence[str] = ()) -> Opene
         NoProject: there is no project.
         ConfigError: its configuration cannot be used.
     """
-    return OpenedProject(Project.open(Path(path), overrides))
+    given = given_to_last_run(Layout(Path(path).resolve()))
+    return OpenedProject(Project.open(Path(path), [*(given.values if given else ()), *overrides]))
 
 
 def _table(rows: list[dict[str, Any]]) -> pa.Table:

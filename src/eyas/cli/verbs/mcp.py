@@ -115,6 +115,5 @@ def _recover(common: Common, only: str | None, yes_stop_services: bool) -> dict[
     from eyas.recovery.scene import Scene
 
     common = common.as_last_run()
-    words = tuple(word for override in common.set for word in ("--set", override))
-    bench = Bench(Scene(common.open()), may_stop_services=yes_stop_services, resume_words=words)
+    bench = Bench(Scene(common.open()), may_stop_services=yes_stop_services, resume_words=common.set_words)
     return as_dict(carry_out(bench, only))

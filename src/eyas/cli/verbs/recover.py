@@ -43,7 +43,6 @@ def recover(
     scene = Scene(project, progress=listener("recover", common.json))
     if dry_run:
         return _show_plan(scene, common)
-    words = tuple(word for override in common.set for word in ("--set", override))
 
     def say(text: str) -> None:
         if not common.json:
@@ -52,7 +51,7 @@ def recover(
 
     if given is not None:
         say(f"as {given.attempt} was given: {given.words}")
-    result = carry_out(Bench(scene, yes_stop_services, say, resume_words=words), only)
+    result = carry_out(Bench(scene, yes_stop_services, say, resume_words=common.set_words), only)
     if common.json:
         print_json(as_dict(result))
     elif result.phase is None:

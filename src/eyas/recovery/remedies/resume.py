@@ -12,7 +12,7 @@ from typing import Any
 
 from eyas.base.errors import EyasError
 from eyas.base.units import counted, format_amount, format_count, format_seconds
-from eyas.pipeline.attempt import NO_RUN, attempt_folders, read_events
+from eyas.pipeline.attempt import NO_RUN, runs
 from eyas.pipeline.lock import current_holder
 from eyas.pipeline.order import STAGES
 from eyas.recovery.bench import Bench, Proof, Way
@@ -38,11 +38,8 @@ def stages_left(scene: Scene) -> list[str]:
 
 def newest_work(logs: Path, since: str) -> tuple[str, list[dict[str, Any]]] | None:
     """Name and events of the newest attempt of the pipeline, if it began at or after ``since``; else None."""
-    for folder in reversed(attempt_folders(logs)):
-        events = read_events(folder)
-        if events and events[0].get("verb") not in NO_RUN:
-            return (folder.name, events) if str(events[0].get("at")) >= since else None
-    return None
+    folder, events = next(runs(logs), (None, []))
+    return (folder.name, events) if folder is not None and str(events[0].get("at")) >= since else None
 
 
 @dataclass(frozen=True)
