@@ -53,6 +53,7 @@ def test_which_attempt_counts(root: Path) -> None:
 
 def test_a_refusal_names_what_the_run_before_was_given(root: Path) -> None:
     attempt(root, 1, "train.lr=0.5", "train.epochs=3")
+    attempt(root, 2)  # the one that refuses
     for overrides, named in (
         ((), True), (("train.lr=0.5",), True), (("train.epochs=3", "seed=1", "train.lr=0.5"), False)
     ):  # fmt: skip
