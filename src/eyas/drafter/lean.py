@@ -16,7 +16,10 @@ from eyas.drafter.wide import wide_dtype
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """``x [..., H]`` over the root of its mean square, times ``weight [H]``; in float32 or wider inside."""
+    """``x [..., H]`` over the root of its mean square, times ``weight [H]``, in the type of ``x``.
+
+    The mean and the product are made in float32 or wider.
+    """
     if x.device.type != "cpu":  # torch's own kernel there keeps as little
         wide = x.to(wide_dtype(x.dtype))
         return F.rms_norm(wide, (x.shape[-1],), weight.to(wide.dtype), eps).to(x.dtype)
@@ -25,7 +28,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def silu_gated(gate: Tensor, up: Tensor) -> Tensor:
-    """``silu(gate) * up``."""
+    """``silu(gate) * up`` of two ``[..., I]``, in their arithmetic."""
     gated: Tensor = _SiluGated.apply(gate, up)  # type: ignore[no-untyped-call]
     return gated
 
