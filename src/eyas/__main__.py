@@ -1,6 +1,6 @@
 """``python -m eyas``."""
 
-from eyas.cli.main import main
+from eyas.cli.main import command
 
 if __name__ == "__main__":
-    main()
+    command()

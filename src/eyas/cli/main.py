@@ -13,6 +13,7 @@ from cyclopts import App, CycloptsError, Group, Parameter
 
 from eyas import __version__
 from eyas.base.clock import utc_now_text
+from eyas.base.ending import owned
 from eyas.base.errors import EyasError, Stopped, UsageError
 from eyas.base.files import write_atomic
 from eyas.base.layout import CONFIG_NAME
@@ -138,6 +139,12 @@ def _own_text(place: str) -> str:
 def _shown_default(value: object) -> str | None:
     """A default as the help shows it; an option that is off, or takes nothing, needs no word about it."""
     return None if value is None or value is False or value in ((), "") else str(value)
+
+
+def command() -> None:
+    """The `eyas` command: a process of its own."""
+    with owned():
+        main()
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from eyas.base import errors
+from eyas.base.ending import threads_left
 from eyas.base.errors import EyasError, WorkerLost
 
 EXCHANGE_TIMEOUT = timedelta(minutes=30)
@@ -82,6 +83,7 @@ class Board:
         Raises:
             WorkerLost: the others do not come.
         """
+        threads_left()
         on_gpu = device.startswith("cuda")
         if on_gpu:
             torch.cuda.set_device(torch.device(device))
