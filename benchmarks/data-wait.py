@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from benchmarks.append import write_store
-from benchmarks.training.case import Case
 from benchmarks.training.compare import add_sizes, case_of
+from benchmarks.training.stored import make_models, make_samples, metrics_of, seconds_of
 
 from eyas.base.progress import SilentProgress
 from eyas.base.stop import StopFlag
-from eyas.drafter.model import EagleDrafter
 from eyas.drafter.passes import BatchPasses
 from eyas.drafter.schedule import pack_by_tokens
 from eyas.drafter.settings import TrainSettings
-from eyas.drafter.teacher import Teacher
 from eyas.drafter.trainer import Trainer, TrainingPlace
-from eyas.drafter.vocabulary import DraftVocabulary
 from eyas.stages.stored_states import StoredSamples
 from eyas.store.ledger import Ledger
 from eyas.store.reader import StoreReader
-from eyas.store.samples import last_rows, sample_id
-from eyas.store.segment import CapturedSample
-from eyas.store.tensors import StoredTensor
 
 LIMIT = 0.02
 
@@ -52,7 +44,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     case = case_of(arguments)
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         folder = Path(name)
-        write_store(folder, _samples(case, arguments.samples))
+        write_store(folder, make_samples(case, arguments.samples))
         with Ledger.open_read_only(folder / "ledger.db") as ledger:
             reader, entries = StoreReader(folder / "segments", ledger), list(ledger.entries())
         settings = TrainSettings(
@@ -62,7 +54,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             dtype=case.dtype,
             checkpoint_minutes=1e9,
         )
-        drafter, teacher = _models(case)
+        drafter, teacher = make_models(case)
         trainer = Trainer(
             drafter,
             teacher,
@@ -76,12 +68,11 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             stop=StopFlag(),
         )
         trainer.run()
-        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         # the first batch cannot be prepared ahead of anything
-        steps = [row for row in rows if row["kind"] == "train"][1:]
+        first, *steps = metrics_of(folder)
         waited = sum(row["data_wait_seconds"] for row in steps)
         lengths = {entry.id: entry.length for entry in entries}
-        total = _seconds(steps)
+        total = sum(seconds_of([first, *steps]))
         alone = _prepare_alone(
             BatchPasses(drafter, teacher, settings), StoredSamples(reader, entries), lengths, settings
         ) * len(steps)
@@ -101,45 +92,6 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             "threads": torch.get_num_threads(),
         },
     }
-
-
-def _samples(case: Case, count: int) -> list[CapturedSample]:
-    rng = np.random.default_rng(case.seed)
-    samples = []
-    for _ in range(count):
-        length = int(rng.integers(128, 385))
-        tokens = rng.integers(0, case.vocab, length, dtype=np.int32)
-        spans = ((length // 4, length),)
-        numbers = torch.from_numpy(rng.standard_normal((length, case.num_aux + 1, case.hidden), np.float32))
-        states = numbers.to(torch.bfloat16).view(torch.uint16).numpy()
-        last = np.ascontiguousarray(states[last_rows(spans, length), -1])
-        aux = np.ascontiguousarray(states[:, :-1])
-        samples.append(
-            CapturedSample(
-                sample_id(tokens, spans), tokens, spans, StoredTensor("BF16", aux), StoredTensor("BF16", last)
-            )
-        )
-    return samples
-
-
-def _models(case: Case) -> tuple[EagleDrafter, Teacher]:
-    generator = torch.Generator().manual_seed(case.seed)
-    head = torch.randn(case.vocab, case.hidden, generator=generator) * case.hidden**-0.5
-    vocabulary = DraftVocabulary(np.arange(case.drafts, dtype=np.int64), case.vocab)
-    dtype = case.torch_dtype()
-    return EagleDrafter(case.shape(), head.to(dtype)), Teacher(
-        head, vocabulary, device=torch.device("cpu"), dtype=dtype
-    )
-
-
-def _seconds(steps: list[dict[str, Any]]) -> float:
-    """Time of the steps, waits included: tokens of each by its own rate."""
-    seconds, before = 0.0, None
-    for row in steps:
-        if before is not None:
-            seconds += (row["tokens"] - before) / row["tokens_per_second"]
-        before = row["tokens"]
-    return seconds * len(steps) / max(1, len(steps) - 1)
 
 
 def _prepare_alone(

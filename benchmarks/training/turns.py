@@ -76,14 +76,18 @@ class Child:
         found: dict[str, Any] = json.loads(line)
         return found
 
-    def ask(self, line: str = "") -> dict[str, Any]:
-        """Send a line, get one."""
+    def tell(self, line: str = "") -> None:
+        """Send a line."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
         except BrokenPipeError as error:
             raise ChildFailed(f"{self.name}: ended") from error
+
+    def ask(self, line: str = "") -> dict[str, Any]:
+        """Send a line, get one."""
+        self.tell(line)
         return self.answer()
 
     def close(self) -> None:
