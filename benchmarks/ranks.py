@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     def add(name: str, kind: type, default: Any, text: str) -> None:
         parser.add_argument(name, type=kind, default=default, help=text)
 
-    add("--rounds", int, 3, "runs of each way, in turn; the best counts")
-    add("--samples", int, 160, "samples in the store, 128 to 384 tokens each")
+    add("--rounds", int, 2, "runs of each way, in turn; the best counts")
+    add("--samples", int, 120, "samples in the store, 128 to 384 tokens each")
     add("--batch-tokens", int, 2048, "as train.batch_tokens")
     add("--accumulate", int, 2, "as train.accumulate: batches of a step, in all processes together")
     add("--folder", Path, None, "where the store is written")
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """One epoch of the trainer itself in each way, on a real store of random states."""
+    """The trainer itself in each way, on a real store of random states."""
     case = case_of(arguments)
     found: dict[str, list[list[dict[str, Any]]]] = {"one": [], "two together": [], "two apart": []}
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
@@ -93,7 +93,7 @@ def _run(way: str, briefs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _rate(answers: list[dict[str, Any]]) -> float:
     """Tokens a second for each core."""
-    own = [answer["tokens"] / answer["seconds"] for answer in answers if "tokens" in answer]
+    own = [float(answer["tokens"] / answer["seconds"]) for answer in answers if "tokens" in answer]
     return sum(own) / len(answers)
 
 

@@ -7,6 +7,7 @@ from benchmarks.training.case import Case, make_parts
 from benchmarks.training.contestant import Optimizer
 
 import eyas
+from eyas.base.memory import keep_freed_memory
 from eyas.drafter.batch import TrainingSample
 from eyas.drafter.model import EagleDrafter
 from eyas.drafter.passes import BatchPasses
@@ -22,6 +23,7 @@ class Contestant:
     objective = "soft_ce"
 
     def __init__(self, case: Case) -> None:
+        keep_freed_memory()
         parts = make_parts(case)
         settings = TrainSettings(
             steps=case.steps, gamma=case.gamma, clip=case.clip, lr=case.lr, dtype=case.dtype

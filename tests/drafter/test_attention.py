@@ -13,11 +13,15 @@ HEADS, GROUPS, WIDTH = 4, 2, 6
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True, params=[True, False], ids=["flash", "blocks"])
+@pytest.fixture(
+    autouse=True, params=[(True, True), (False, False), (True, False)], ids=["flash", "blocks", "both"]
+)
 def kernel(request, monkeypatch):
-    """Each test runs with the fused kernel and with products of blocks."""
-    monkeypatch.setattr(attention, "USE_FLASH", request.param)
-    assert plan_attention(np.arange(2), [0, 2], HEADS, CPU, torch.float32).flash == request.param
+    """Each test runs with the fused kernel, with products of blocks, and with one for each pass."""
+    forward, backward = request.param
+    monkeypatch.setattr(attention, "USE_FLASH", {"forward": forward, "backward": backward})
+    plan = plan_attention(np.arange(2), [0, 2], HEADS, CPU, torch.float32)
+    assert (plan.forward.flash, plan.backward.flash) == request.param
 
 
 def written_out(query, key, value, own_key, own_value, rows, bounds):

@@ -9,6 +9,7 @@ the gradients of the whole softmax.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ BLOCK_SCORES = 1 << 23
 """Most scores held at a time (heads times queries times keys)."""
 BLOCK_QUERIES = {"blocks": 128, "flash": 256}
 """Most queries in a block: keys behind a block's last query are skipped, so short blocks save work."""
-USE_FLASH = True
+USE_FLASH = {"forward": True, "backward": True}
 """Take torch's fused kernel where there is one; off: products of blocks, which run everywhere."""
 
 
@@ -35,13 +36,28 @@ class AttentionPlan:
     Attributes:
         query_rows: ``[n]`` row number of each query, ascending; a query sees the rows of its sample up
             to its own.
-        blocks: queries with the keys that any of them sees, each within one sample.
-        flash: which kernel the blocks were cut for.
+        forward, backward: the blocks of each pass.
     """
 
     query_rows: Tensor
-    blocks: list[QueryBlock]
+    forward: Blocks
+    backward: Blocks
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Queries with the keys that any of them sees, each block within one sample.
+
+    Attributes:
+        flash: the kernel they were cut for.
+    """
+
     flash: bool
+    blocks: list[QueryBlock]
+
+    @property
+    def kernel(self) -> ModuleType:
+        return attention_flash if self.flash else attention_blocks
 
 
 def plan_attention(
@@ -52,7 +68,19 @@ def plan_attention(
     dtype: torch.dtype,
 ) -> AttentionPlan:
     """Cut the queries of ``rows`` into blocks within samples and within the memory that scores may take."""
-    flash = USE_FLASH and attention_flash.is_there(device, dtype)
+    there = attention_flash.is_there(device, dtype)
+    # the fused kernel's backward does not use a processor's matrix units as well as products do
+    fused = {"forward": there, "backward": there and dtype != torch.bfloat16}
+    forward, backward = (
+        Blocks(flash, _blocks(rows, row_bounds, num_heads, flash))
+        for flash in (fused[way] and USE_FLASH[way] for way in ("forward", "backward"))
+    )
+    return AttentionPlan(torch.from_numpy(rows).to(device), forward, backward)
+
+
+def _blocks(
+    rows: npt.NDArray[np.int64], row_bounds: list[int], num_heads: int, flash: bool
+) -> list[QueryBlock]:
     largest = BLOCK_QUERIES["flash" if flash else "blocks"]
     edges = np.searchsorted(rows, np.asarray(row_bounds))
     blocks = []
@@ -69,7 +97,7 @@ def plan_attention(
             last_key = int(rows[stop - 1]) + 1
             blocks.append(QueryBlock(start, stop, first_key, last_key, int(rows[start]) + 1))
             start = stop
-    return AttentionPlan(torch.from_numpy(rows).to(device), blocks, flash)
+    return blocks
 
 
 def step_attention(
@@ -90,10 +118,11 @@ class _StepAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
         query, key, value, own_key, own_value, plan = arguments
-        kernel = attention_flash if plan.flash else attention_blocks
-        output, normaliser = kernel.forward(query, key, value, plan.query_rows, plan.blocks)
-        own = _own_products(query, own_key).mul_(query.shape[-1] ** -0.5)
-        if len(own):
+        output, normaliser = plan.forward.kernel.forward(
+            query, key, value, plan.query_rows, plan.forward.blocks
+        )
+        if len(own_key):
+            own = _own_products(_quick(query), own_key).mul_(query.shape[-1] ** -0.5)
             first = normaliser
             for score in own:
                 normaliser = torch.logaddexp(normaliser, score)
@@ -101,7 +130,7 @@ class _StepAttention(torch.autograd.Function):
             for weight, later in zip(own.sub_(normaliser).exp_(), own_value, strict=True):
                 by_group(output, later).addcmul_(by_group(weight.unsqueeze(-1), later), later.unsqueeze(2))
         merged: Tensor = output.to(query.dtype)
-        ctx.plan, ctx.kernel = plan, kernel
+        ctx.plan = plan
         ctx.save_for_backward(query, key, value, own_key, own_value, merged, normaliser)
         return merged
 
@@ -109,23 +138,30 @@ class _StepAttention(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, own_key, own_value, output, normaliser = ctx.saved_tensors
         plan, d_output = ctx.plan, gradients[0].contiguous()
-        d_query, d_key, d_value = ctx.kernel.backward(
-            d_output, query, key, value, output, normaliser, plan.query_rows, plan.blocks
+        d_query, d_key, d_value = plan.backward.kernel.backward(
+            d_output, query, key, value, output, normaliser, plan.query_rows, plan.backward.blocks
         )
         d_own_key, d_own_value = torch.empty_like(own_key), torch.empty_like(own_value)
         if len(own_key):
-            scale = query.shape[-1] ** -0.5
-            own = _own_products(query, own_key).mul_(scale).sub_(normaliser).exp_()
+            scale, queries, d_outputs = query.shape[-1] ** -0.5, _quick(query), _quick(d_output)
+            own = _own_products(queries, own_key).mul_(scale).sub_(normaliser).exp_()
             # d(score) = weight * (d(weight) - sum of weight * d(weight)), and that sum is output . d(output)
-            mean = (d_output * output).sum(dim=-1, dtype=own.dtype)
-            d_own = _own_products(d_output, own_value).sub_(mean).mul_(own).mul_(scale)
-            own, d_own = own.to(query.dtype).unsqueeze(-1), d_own.to(query.dtype).unsqueeze(-1)
+            mean = (d_outputs * output).sum(dim=-1, dtype=own.dtype)
+            d_own = _own_products(d_outputs, own_value).sub_(mean).mul_(own).mul_(scale)
+            own, d_own = own.to(queries.dtype).unsqueeze(-1), d_own.to(queries.dtype).unsqueeze(-1)
+            d_queries = _quick(d_query)
             for step, later in enumerate(own_key):
                 weight, d_score = by_group(own[step], later), by_group(d_own[step], later)
-                by_group(d_query, later).addcmul_(d_score, later.unsqueeze(2))
-                torch.sum(d_score * by_group(query, later), dim=2, out=d_own_key[step])
-                torch.sum(weight * by_group(d_output, later), dim=2, out=d_own_value[step])
+                by_group(d_queries, later).addcmul_(d_score, _quick(later).unsqueeze(2))
+                d_own_key[step] = (d_score * by_group(queries, later)).sum(dim=2)
+                d_own_value[step] = (weight * by_group(d_outputs, later)).sum(dim=2)
+            d_query = d_queries.to(query.dtype)
         return d_query, d_key, d_value, d_own_key, d_own_value, None
+
+
+def _quick(x: Tensor) -> Tensor:
+    """In the arithmetic in which single numbers are quickest: wide on a CPU, which would widen each time."""
+    return x.to(wide_dtype(x.dtype)) if x.device.type == "cpu" else x
 
 
 def by_group(x: Tensor, like: Tensor) -> Tensor:
@@ -138,5 +174,6 @@ def _own_products(x: Tensor, own: Tensor) -> Tensor:
     wide = wide_dtype(x.dtype)
     products = x.new_empty((len(own), *x.shape[:2]), dtype=wide)
     for product, later in zip(products, own, strict=True):
-        product.copy_((by_group(x, later) * later.unsqueeze(2)).sum(dim=-1, dtype=wide).view_as(product))
+        part = by_group(x, later) * later.to(x.dtype).unsqueeze(2)
+        product.copy_(part.sum(dim=-1, dtype=wide).view_as(product))
     return products

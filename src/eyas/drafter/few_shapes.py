@@ -30,9 +30,9 @@ def missing(x: Tensor, rows: int) -> int:
     return common_rows(rows) - rows
 
 
-def filled(x: Tensor, *, like: Tensor | None = None) -> Tensor:
-    """``x [n, ...]`` with rows of zeros behind it, as many as ``like`` is missing."""
-    more = missing(x if like is None else like, len(x))
+def filled(x: Tensor, *, like: Tensor | None = None, to: int | None = None) -> Tensor:
+    """``x [n, ...]`` with rows of zeros behind it: as many as ``like`` is missing, or up to ``to`` rows."""
+    more = missing(x if like is None else like, len(x)) if to is None else to - len(x)
     return torch.cat((x, x.new_zeros(more, *x.shape[1:]))) if more else x
 
 

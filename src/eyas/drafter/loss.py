@@ -38,7 +38,7 @@ CHUNK_ELEMENTS = {"cpu": 1 << 23, "cuda": 1 << 26}
 """Logits in a chunk, of all steps: enough rows for matrix products to run at full rate."""
 
 CACHE_ELEMENTS = 1 << 17
-"""Logits of a block on the CPU: the passes over it, one after the other, find it in the cache of a core."""
+"""Logits of a block on the CPU, for each thread: the passes over it find it in the cache of a core."""
 
 ADDED_ROWS = 1024
 """Rows of the head's gradient that are added up at a time."""
@@ -213,8 +213,10 @@ def _taker(places: npt.NDArray[np.int64], device: torch.device) -> Any:
 
 def _row_blocks(logits: Tensor) -> list[slice]:
     """Rows of ``[r, K]`` that passes go over together."""
-    size = len(logits) if logits.device.type != "cpu" else max(1, CACHE_ELEMENTS // logits.shape[1])
-    return [slice(start, start + size) for start in range(0, len(logits), max(1, size))]
+    size = len(logits)
+    if logits.device.type == "cpu":
+        size = CACHE_ELEMENTS * torch.get_num_threads() // logits.shape[1]
+    return [slice(start, start + max(1, size)) for start in range(0, len(logits), max(1, size))]
 
 
 def _losses(kind: LossKind, logits: Tensor, piece: _Piece, weight: float | None = None) -> Tensor:

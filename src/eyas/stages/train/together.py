@@ -11,6 +11,7 @@ import torch
 from eyas.base.errors import ConfigError
 from eyas.base.files import set_aside
 from eyas.base.layout import Layout
+from eyas.base.memory import keep_freed_memory
 from eyas.base.progress import Progress
 from eyas.base.stop import StopFlag
 from eyas.drafter.model import EagleDrafter
@@ -121,6 +122,7 @@ def train_together(
     Raises:
         What `eyas.drafter.trainer.Trainer.run` raises.
     """
+    keep_freed_memory()
     layout = project.layout
     settings = train_settings(project, brief["dtype"])
     parts = parts or load_parts(project.resolved.model, device, settings.master_dtype())
