@@ -35,6 +35,7 @@ def main() -> None:
     if name in ("SpecForge", "speculators"):
         sys.path.append(str(PEERS))
     kind = import_module(f"benchmarks.training.{MODULES[name]}").Contestant
+    import_module("torch._dynamo")  # an optimizer imports it, most packages do so before
     imported = peak_and_now()[1]
     contestant = kind(case)
     forget_peak()
