@@ -7,6 +7,7 @@ averaged: two processes give what one gives with both their batches.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,13 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
 Sharding = Literal["ddp", "fsdp"]
+
+# of the target, alike in all; the option's old name is deprecated where there is a new one
+_SYNC_BUFFERS = next(
+    name
+    for name in ("forward_sync_buffers", "broadcast_buffers")
+    if name in inspect.signature(DistributedDataParallel).parameters
+)
 
 
 @dataclass(frozen=True)
@@ -75,9 +83,8 @@ class Parallel:
             if sharding == "fsdp":
                 self._sharded = _sharded(self._module, passes.device.type, world.size)
             else:
-                self._replicated = DistributedDataParallel(
-                    self._module, broadcast_buffers=False, init_sync=False
-                )
+                never: dict[str, Any] = {_SYNC_BUFFERS: False}
+                self._replicated = DistributedDataParallel(self._module, init_sync=False, **never)
                 self._replicated.register_comm_hook(None, lambda state, bucket: _summed(bucket))
                 self._module = self._replicated
 
