@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -39,4 +40,5 @@ def test_without_such_threads_python_ends_as_always() -> None:
 
 def run_child(said: str, way: str) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-c", CHILD.format(said=said, way=way)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    buffered = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, env=buffered)

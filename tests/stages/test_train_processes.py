@@ -223,6 +223,26 @@ def test_an_outer_torchrun(project: Path, captured: Path, tmp_path: Path) -> Non
     assert "done already" in output
 
 
+def test_a_process_that_met_others_leaves_without_their_threads() -> None:
+    """Where the process ends as Python ends, what is left behind aborts it."""
+    joined = "Board.of_this_machine().join(0, 1, 'cpu', 'alone'); leave()"
+    assert [leaving(joined), leaving("pass")] == [7, -signal.SIGABRT]
+
+
+def leaving(what: str) -> int:
+    """Exit code of a command that does this, and has something behind that aborts while Python ends."""
+    script = (
+        "import os, sys\n"
+        "from eyas.base.ending import owned\n"
+        "from eyas.stages.train.meeting import Board, leave\n"
+        "class AtTheVeryEnd:\n"
+        "    def __del__(self): os.abort()\n"
+        "left = AtTheVeryEnd()\n"
+        f"with owned(): {what}; sys.exit(7)\n"
+    )
+    return subprocess.run([sys.executable, "-c", script], timeout=100, check=False).returncode
+
+
 def test_an_error_is_told_as_the_class_it_is() -> None:
     board = Board.of_this_machine()
     listening = [c.laddr.ip for c in psutil.Process().net_connections() if c.laddr.port == board.port]
