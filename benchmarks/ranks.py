@@ -121,6 +121,9 @@ def _record(
             "of_two_apart": round(rates["two together"] / rates["two apart"], 3),
             "two_apart": round(rates["two apart"] / rates["one"], 3),
             "cpu_seconds": {way: round(seconds, 2) for way, seconds in cpu.items()},
+            "tokens_of_each": {
+                way: [answer["own_tokens"] for answer in runs[0]] for way, runs in found.items()
+            },
             "equal_loss": apart <= EQUAL[case.dtype],
             "losses_apart": float(f"{apart:.1e}"),
             "sharding": arguments.sharding,

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from benchmarks.training.stored import make_models, metrics_of, seconds_of
 from eyas.base.memory import keep_freed_memory
 from eyas.base.progress import SilentProgress
 from eyas.base.stop import StopFlag
+from eyas.drafter.batch import TrainingSample
 from eyas.drafter.settings import TrainSettings
 from eyas.drafter.trainer import Trainer, TrainingPlace
 from eyas.drafter.world import World
 from eyas.stages.stored_states import StoredSamples
 from eyas.stages.train.meeting import LOCAL, Board, leave
+from eyas.store.entry import SampleEntry
 from eyas.store.ledger import Ledger
 from eyas.store.reader import StoreReader
 
@@ -36,14 +39,19 @@ def main() -> None:
     answers, sys.stdout = sys.stdout, sys.stderr
     rank, size = brief["rank"], brief["size"]
     keep_freed_memory()
-    trainer, place = _trainer(brief, World(rank, size))
+    source = _Counted(*_stored(Path(brief["store"])))
+    trainer, place = _trainer(brief, World(rank, size), source)
     if size > 1:
         Board(LOCAL, brief["port"], serve=False).join(rank, size, "cpu", brief["meeting"])
     print(json.dumps({"ready": True}), file=answers, flush=True)
     sys.stdin.readline()
     wall, cpu = time.perf_counter(), time.process_time()
     trainer.run()
-    answer: dict[str, Any] = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
+    answer: dict[str, Any] = {
+        "wall": time.perf_counter() - wall,
+        "cpu": time.process_time() - cpu,
+        "own_tokens": source.tokens,
+    }
     if rank == 0:
         rows = metrics_of(place)
         steps = rows[len(rows) // EPOCHS - 1 :]
@@ -58,11 +66,24 @@ def main() -> None:
     os._exit(0)  # gloo's threads would hold it up
 
 
-def _trainer(brief: dict[str, Any], world: World) -> tuple[Trainer, Path]:
-    case, store, place = Case(**brief["case"]), Path(brief["store"]), Path(brief["place"])
-    place.mkdir(parents=True, exist_ok=True)
+class _Counted(StoredSamples):
+    """Counts the tokens of what is loaded."""
+
+    tokens = 0
+
+    def load(self, ids: Sequence[str]) -> list[TrainingSample]:
+        self.tokens += sum(self.lengths()[name] for name in ids)
+        return super().load(ids)
+
+
+def _stored(store: Path) -> tuple[StoreReader, list[SampleEntry]]:
     with Ledger.open_read_only(store / "ledger.db") as ledger:
-        reader, entries = StoreReader(store / "segments", ledger), list(ledger.entries())
+        return StoreReader(store / "segments", ledger), list(ledger.entries())
+
+
+def _trainer(brief: dict[str, Any], world: World, source: StoredSamples) -> tuple[Trainer, Path]:
+    case, place = Case(**brief["case"]), Path(brief["place"])
+    place.mkdir(parents=True, exist_ok=True)
     settings = TrainSettings(
         epochs=EPOCHS,
         batch_tokens=brief["batch_tokens"],
@@ -75,7 +96,7 @@ def _trainer(brief: dict[str, Any], world: World) -> tuple[Trainer, Path]:
     trainer = Trainer(
         drafter,
         teacher,
-        StoredSamples(reader, entries),
+        source,
         None,
         settings,
         TrainingPlace(place / "checkpoints", place / "metrics.jsonl", lambda path, reason: None),

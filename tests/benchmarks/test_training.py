@@ -145,5 +145,9 @@ def test_two_ranks_train_what_one_trains(tmp_path: Path, sharding: str) -> None:
     details = result["details"]
     assert details["losses_apart"] < 1e-5
     assert details["steps"] > 4
+    (everything,), both = details["tokens_of_each"]["one"], details["tokens_of_each"]["two together"]
+    assert sum(both) == everything  # dealt out, not done twice
+    assert min(both) > everything / 4
+    assert details["tokens_of_each"]["two apart"] == [everything, everything]
     assert result["ratio"] == pytest.approx(result["value"] / result["baseline"], abs=0.01)
     assert list(tmp_path.iterdir()) == []
