@@ -6,13 +6,16 @@ import errno
 import json
 import os
 import shutil
+import zipfile
 from collections import namedtuple
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from eyas.base.errors import DataError
 from eyas.base.layout import Layout
 from eyas.pipeline.order import STAGES
 from eyas.stages.exchange.pickles import CodeRefused, read_pickle, write_pickle
@@ -263,3 +266,40 @@ def test_pickles_of_both_forms(tmp_path: Path) -> None:
     torch.save({"x": RunsCode(tmp_path / "ran")}, tmp_path / "bad.pt", _use_new_zipfile_serialization=False)
     with pytest.raises(CodeRefused):
         read_pickle(tmp_path / "bad.pt")
+
+
+@pytest.mark.parametrize(
+    "pickled",
+    [
+        b"cposix\nsystem\n(S'touch ran'\ntR.",
+        b"(S'touch ran'\niposix\nsystem\n.",
+        b"(cposix\nsystem\nS'touch ran'\no.",
+        b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x09touch ran\x85R.",
+        b"\x80\x02cposix\nsystem\nX\x09\x00\x00\x00touch ran\x85\x81.",
+    ],
+    ids=["REDUCE", "INST", "OBJ", "STACK_GLOBAL", "NEWOBJ"],
+)
+def test_every_way_to_ask_for_code_is_refused(pickled: bytes, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "bad.pt"
+    path.write_bytes(pickled)
+    with pytest.raises(CodeRefused):
+        read_pickle(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("bad/data.pkl", pickled)
+        archive.writestr("bad/version", "3\n")
+    with pytest.raises(CodeRefused):
+        read_pickle(path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_bytes_that_are_no_pickle_ask_for_nothing(tmp_path: Path) -> None:
+    rng, refused = np.random.default_rng(3), 0
+    for first in range(256):
+        for _ in range(4):
+            (tmp_path / "x.pt").write_bytes(bytes([first]) + rng.bytes(500))
+            with pytest.raises(DataError) as caught:
+                read_pickle(tmp_path / "x.pt")
+            refused += isinstance(caught.value, CodeRefused)
+            assert "weights_only" not in str(caught.value)
+    assert refused <= 4  # those that do name something right at their beginning

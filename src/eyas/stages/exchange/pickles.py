@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 import re
+import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -27,7 +30,11 @@ _NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_ASKS_FOR_CODE = re.compile(r"(?:GLOBAL|Unsupported (?:global|class|operand))[: ]+(?:GLOBAL )?([\w.]+)")
+_ASKS_FOR_CODE = re.compile(r"(?:GLOBAL|Unsupported (?:global|class))[: ]+(?:GLOBAL )?([\w.]+)")
+_CALLS = {
+    "GLOBAL", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "REDUCE", "STACK_GLOBAL", "EXT1", "EXT2", "EXT4",
+}  # fmt: skip
+"""Instructions of pickles that look something up or call it."""
 
 
 class CodeRefused(DataError):
@@ -47,11 +54,13 @@ def read_pickle(path: Path) -> dict[str, FileTensor | list[FileTensor]]:
         raise DataError("a file of states is damaged", where=path, why="it is empty")
     try:
         _check_archive(raw)
-        loaded = torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Detected pickle protocol")  # what fails is said below
+            loaded = torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        if found := _ASKS_FOR_CODE.search(str(error)):
+        if asked := _asked_for(raw, str(error)):
             raise CodeRefused(
-                "a pickle would run code and was not read", where=path, why=f"it asks for {found[1]}"
+                "a pickle would run code and was not read", where=path, why=f"it asks for {asked}"
             ) from error
         raise _damaged(path, error) from error
     except (RuntimeError, ValueError, KeyError, EOFError, IndexError, TypeError, AttributeError,
@@ -68,6 +77,25 @@ def read_pickle(path: Path) -> dict[str, FileTensor | list[FileTensor]]:
         elif isinstance(value, list | tuple) and value and all(isinstance(v, torch.Tensor) for v in value):
             content[str(name)] = [_from_torch(path, layer) for layer in value]
     return content
+
+
+def _asked_for(raw: bytes, error: str) -> str | None:
+    """The code that torch did not let a pickle ask for; None when what it met is no pickle's."""
+    if found := _ASKS_FOR_CODE.search(error):
+        return found[1]
+    # torch gives up at an instruction that it does not know, which may come before those that matter
+    with suppress(ValueError, KeyError, IndexError, StopIteration, zipfile.BadZipFile):
+        names = [instruction.name for instruction, _, _ in pickletools.genops(_instructions(raw))]
+        return next((name for name in names if name in _CALLS), None)
+    return None
+
+
+def _instructions(raw: bytes) -> bytes:
+    """The pickle in a file of torch.save, of either kind."""
+    if not raw.startswith(b"PK"):
+        return raw
+    with zipfile.ZipFile(io.BytesIO(raw)) as archive:
+        return archive.read(next(name for name in archive.namelist() if name.endswith("data.pkl")))
 
 
 def _check_archive(raw: bytes) -> None:
@@ -106,7 +134,10 @@ def _to_torch(tensor: FileTensor) -> torch.Tensor:
 
 
 def _damaged(path: Path, error: Exception) -> DataError:
-    lines = str(error).strip().splitlines()
-    return DataError(
-        "a file of states is damaged", where=path, why=lines[0] if lines else type(error).__name__
-    )
+    # of torch's advice to read such a file without care, only what it met is told
+    text = str(error).partition("WeightsUnpickler error:")[2] or str(error)
+    lines = text.strip().splitlines()
+    why = lines[0] if lines else type(error).__name__
+    if isinstance(error, pickle.UnpicklingError):
+        why = f"it is not what torch.save writes ({why})"
+    return DataError("a file of states is damaged", where=path, why=why)
