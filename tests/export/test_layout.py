@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -216,9 +217,11 @@ def test_bin_files_are_read_without_running_code(tmp_path: Path) -> None:
             return (Path.touch, (ran,))
 
     torch.save({"fc.weight": Trap()}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="cannot be read") as caught:
         read_eagle3(tmp_path)
     assert not ran.exists()
+    assert "GLOBAL getattr" in str(caught.value)
+    assert not {"weights_only", "add_safe_globals"} & set(re.findall(r"\w+", str(caught.value)))
 
 
 def test_an_index_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 from eyas.base.errors import DataError, ExportMismatch
 from eyas.base.files import read_json, write_json
+from eyas.base.pickled import why_unreadable
 from eyas.config.engine_layers import IDS_KEY, engine_layer_ids, explicit_layer_ids
 from eyas.config.target_facts import TargetFacts
 from eyas.export.dimensions import ARCHITECTURE, Eagle3Dimensions, expected_shapes, read_dimensions
@@ -347,7 +348,7 @@ def _read_tensors(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]
             EOFError,
             pickle.UnpicklingError,
         ) as error:
-            raise DataError("a weight file cannot be read", where=path, why=str(error)) from error
+            raise DataError("a weight file cannot be read", where=path, why=why_unreadable(error)) from error
     return tensors, metadata
 
 

@@ -16,6 +16,7 @@ import torch
 
 from eyas.base.errors import DataError
 from eyas.base.files import write_atomic
+from eyas.base.pickled import why_unreadable
 from eyas.store.layouts.tensor_file import FileTensor
 
 _NAMES = {
@@ -134,10 +135,4 @@ def _to_torch(tensor: FileTensor) -> torch.Tensor:
 
 
 def _damaged(path: Path, error: Exception) -> DataError:
-    # of torch's advice to read such a file without care, only what it met is told
-    text = str(error).partition("WeightsUnpickler error:")[2] or str(error)
-    lines = text.strip().splitlines()
-    why = lines[0] if lines else type(error).__name__
-    if isinstance(error, pickle.UnpicklingError):
-        why = f"it is not what torch.save writes ({why})"
-    return DataError("a file of states is damaged", where=path, why=why)
+    return DataError("a file of states is damaged", where=path, why=why_unreadable(error))
