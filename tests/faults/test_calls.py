@@ -169,8 +169,11 @@ def traced_child(root: Path, call: str, error: str, number: int) -> tuple[int, i
     if child == 0:
         code = 70
         try:
-            while "TracerPid:\t0\n" in Path("/proc/self/status").read_text():
-                time.sleep(0.005)
+            # opened before a call to open can fail
+            with open("/proc/self/status") as status:
+                while "TracerPid:\t0\n" in status.read():
+                    time.sleep(0.005)
+                    status.seek(0)
             code = run_here(root, overrides=MODES[0])
         finally:
             os._exit(code)
