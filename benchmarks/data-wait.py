@@ -11,17 +11,11 @@ from typing import Any
 import torch
 from benchmarks.append import write_store
 from benchmarks.training.compare import add_sizes, case_of
-from benchmarks.training.stored import make_models, make_samples, metrics_of, seconds_of
+from benchmarks.training.stored import make_samples, make_trainer, metrics_of, open_store, seconds_of
 
-from eyas.base.progress import SilentProgress
-from eyas.base.stop import StopFlag
 from eyas.drafter.passes import BatchPasses
 from eyas.drafter.schedule import pack_by_tokens
-from eyas.drafter.settings import TrainSettings
-from eyas.drafter.trainer import Trainer, TrainingPlace
 from eyas.stages.stored_states import StoredSamples
-from eyas.store.ledger import Ledger
-from eyas.store.reader import StoreReader
 
 LIMIT = 0.02
 
@@ -45,27 +39,9 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         folder = Path(name)
         write_store(folder, make_samples(case, arguments.samples))
-        with Ledger.open_read_only(folder / "ledger.db") as ledger:
-            reader, entries = StoreReader(folder / "segments", ledger), list(ledger.entries())
-        settings = TrainSettings(
-            epochs=1,
-            batch_tokens=arguments.batch_tokens,
-            steps=case.steps,
-            dtype=case.dtype,
-            checkpoint_minutes=1e9,
-        )
-        drafter, teacher = make_models(case)
-        trainer = Trainer(
-            drafter,
-            teacher,
-            StoredSamples(reader, entries),
-            None,
-            settings,
-            TrainingPlace(folder / "checkpoints", folder / "metrics.jsonl", lambda path, reason: None),
-            recipe={"benchmark": "data-wait"},
-            start=lambda: drafter.initialise(0),
-            progress=SilentProgress(),
-            stop=StopFlag(),
+        reader, entries = open_store(folder)
+        trainer, passes = make_trainer(
+            case, StoredSamples(reader, entries), folder, epochs=1, batch_tokens=arguments.batch_tokens
         )
         trainer.run()
         # the first batch cannot be prepared ahead of anything
@@ -73,9 +49,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         waited = sum(row["data_wait_seconds"] for row in steps)
         lengths = {entry.id: entry.length for entry in entries}
         total = sum(seconds_of([first, *steps]))
-        alone = _prepare_alone(
-            BatchPasses(drafter, teacher, settings), StoredSamples(reader, entries), lengths, settings
-        ) * len(steps)
+        alone = _prepare_alone(passes, StoredSamples(reader, entries), lengths) * len(steps)
     return {
         "name": "data-wait",
         "value": round(waited / total, 5),
@@ -94,11 +68,9 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _prepare_alone(
-    passes: BatchPasses, samples: StoredSamples, lengths: dict[str, int], settings: TrainSettings
-) -> float:
+def _prepare_alone(passes: BatchPasses, samples: StoredSamples, lengths: dict[str, int]) -> float:
     """Seconds to read, hash and pack one step's batch, with nothing beside it."""
-    batches = pack_by_tokens(sorted(lengths), lengths, settings.batch_tokens)
+    batches = pack_by_tokens(sorted(lengths), lengths, passes.settings.batch_tokens)
     started = time.perf_counter()
     for ids in batches:
         passes.prepare(samples, ids)

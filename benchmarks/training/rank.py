@@ -15,20 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.training.case import Case
-from benchmarks.training.stored import make_models, metrics_of, seconds_of
+from benchmarks.training.stored import make_trainer, metrics_of, open_store, seconds_of
 
 from eyas.base.memory import keep_freed_memory
-from eyas.base.progress import SilentProgress
-from eyas.base.stop import StopFlag
 from eyas.drafter.batch import TrainingSample
-from eyas.drafter.settings import TrainSettings
-from eyas.drafter.trainer import Trainer, TrainingPlace
 from eyas.drafter.world import World
 from eyas.stages.stored_states import StoredSamples
 from eyas.stages.train.meeting import LOCAL, Board, leave
-from eyas.store.entry import SampleEntry
-from eyas.store.ledger import Ledger
-from eyas.store.reader import StoreReader
 
 EPOCHS = 2
 """Only the second one counts: in the first, kernels are still made for each number of rows that is new."""
@@ -39,8 +32,18 @@ def main() -> None:
     answers, sys.stdout = sys.stdout, sys.stderr
     rank, size = brief["rank"], brief["size"]
     keep_freed_memory()
-    source = _Counted(*_stored(Path(brief["store"])))
-    trainer, place = _trainer(brief, World(rank, size), source)
+    source, place = _Counted(*open_store(Path(brief["store"]))), Path(brief["place"])
+    place.mkdir(parents=True, exist_ok=True)
+    trainer, _ = make_trainer(
+        Case(**brief["case"]),
+        source,
+        place,
+        world=World(rank, size),
+        sharding=brief["sharding"],
+        epochs=EPOCHS,
+        batch_tokens=brief["batch_tokens"],
+        accumulate=brief["accumulate"],
+    )
     if size > 1:
         Board(LOCAL, brief["port"], serve=False).join(rank, size, "cpu", brief["meeting"])
     print(json.dumps({"ready": True}), file=answers, flush=True)
@@ -74,40 +77,6 @@ class _Counted(StoredSamples):
     def load(self, ids: Sequence[str]) -> list[TrainingSample]:
         self.tokens += sum(self.lengths()[name] for name in ids)
         return super().load(ids)
-
-
-def _stored(store: Path) -> tuple[StoreReader, list[SampleEntry]]:
-    with Ledger.open_read_only(store / "ledger.db") as ledger:
-        return StoreReader(store / "segments", ledger), list(ledger.entries())
-
-
-def _trainer(brief: dict[str, Any], world: World, source: StoredSamples) -> tuple[Trainer, Path]:
-    case, place = Case(**brief["case"]), Path(brief["place"])
-    place.mkdir(parents=True, exist_ok=True)
-    settings = TrainSettings(
-        epochs=EPOCHS,
-        batch_tokens=brief["batch_tokens"],
-        accumulate=brief["accumulate"],
-        steps=case.steps,
-        dtype=case.dtype,
-        checkpoint_minutes=1e9,
-    )
-    drafter, teacher = make_models(case)
-    trainer = Trainer(
-        drafter,
-        teacher,
-        source,
-        None,
-        settings,
-        TrainingPlace(place / "checkpoints", place / "metrics.jsonl", lambda path, reason: None),
-        recipe={"benchmark": "ranks"},
-        start=lambda: drafter.initialise(0),
-        progress=SilentProgress(),
-        stop=StopFlag(),
-        world=world,
-        sharding=brief["sharding"],
-    )
-    return trainer, place
 
 
 if __name__ == "__main__":

@@ -11,9 +11,20 @@ import numpy as np
 import torch
 from benchmarks.training.case import Case
 
+from eyas.base.progress import SilentProgress
+from eyas.base.stop import StopFlag
 from eyas.drafter.model import EagleDrafter
+from eyas.drafter.parallel import Sharding
+from eyas.drafter.passes import BatchPasses
+from eyas.drafter.settings import TrainSettings
 from eyas.drafter.teacher import Teacher
+from eyas.drafter.trainer import Trainer, TrainingPlace
 from eyas.drafter.vocabulary import DraftVocabulary
+from eyas.drafter.world import World
+from eyas.stages.stored_states import StoredSamples
+from eyas.store.entry import SampleEntry
+from eyas.store.ledger import Ledger
+from eyas.store.reader import StoreReader
 from eyas.store.samples import last_rows, sample_id
 from eyas.store.segment import CapturedSample
 from eyas.store.tensors import StoredTensor
@@ -48,6 +59,46 @@ def make_models(case: Case) -> tuple[EagleDrafter, Teacher]:
     return EagleDrafter(case.shape(), head.to(dtype)), Teacher(
         head, vocabulary, device=torch.device("cpu"), dtype=dtype
     )
+
+
+def open_store(folder: Path) -> tuple[StoreReader, list[SampleEntry]]:
+    """A store that `benchmarks.append.write_store` wrote: its reader, and what its ledger lists."""
+    with Ledger.open_read_only(folder / "ledger.db") as ledger:
+        return StoreReader(folder / "segments", ledger), list(ledger.entries())
+
+
+def make_trainer(
+    case: Case,
+    source: StoredSamples,
+    place: Path,
+    *,
+    world: World | None = None,
+    sharding: Sharding = "ddp",
+    **settings: Any,
+) -> tuple[Trainer, BatchPasses]:
+    """The trainer itself on samples of a store, and passes of the same models and settings.
+
+    Args:
+        place: folder for checkpoints and metrics.
+        settings: of `eyas.drafter.settings.TrainSettings`, beside those that the case says.
+    """
+    chosen = TrainSettings(steps=case.steps, dtype=case.dtype, checkpoint_minutes=1e9, **settings)
+    drafter, teacher = make_models(case)
+    trainer = Trainer(
+        drafter,
+        teacher,
+        source,
+        None,
+        chosen,
+        TrainingPlace(place / "checkpoints", place / "metrics.jsonl", lambda path, reason: None),
+        recipe={"benchmark": "of stored samples"},
+        start=lambda: drafter.initialise(0),
+        progress=SilentProgress(),
+        stop=StopFlag(),
+        world=world,
+        sharding=sharding,
+    )
+    return trainer, BatchPasses(drafter, teacher, chosen)
 
 
 def seconds_of(steps: list[dict[str, Any]]) -> list[float]:

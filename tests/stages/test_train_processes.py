@@ -31,6 +31,7 @@ from eyas.stages.train.launch import Helpers
 from eyas.stages.train.meeting import LOCAL, Board
 from eyas.stages.train.outer import OuterPlace
 from eyas.store.ledger import Ledger
+from tests.base.test_ending import run_child
 from tests.drafter.test_trainer import rows_of
 from tests.faults.forked import error_of, run_here
 from tests.projects import make_project, tiny_target, weights_digest
@@ -225,22 +226,10 @@ def test_an_outer_torchrun(project: Path, captured: Path, tmp_path: Path) -> Non
 
 def test_a_process_that_met_others_leaves_without_their_threads() -> None:
     """Where the process ends as Python ends, what is left behind aborts it."""
-    joined = "Board.of_this_machine().join(0, 1, 'cpu', 'alone'); leave()"
-    assert [leaving(joined), leaving("pass")] == [7, -signal.SIGABRT]
-
-
-def leaving(what: str) -> int:
-    """Exit code of a command that does this, and has something behind that aborts while Python ends."""
-    script = (
-        "import os, sys\n"
-        "from eyas.base.ending import owned\n"
-        "from eyas.stages.train.meeting import Board, leave\n"
-        "class AtTheVeryEnd:\n"
-        "    def __del__(self): os.abort()\n"
-        "left = AtTheVeryEnd()\n"
-        f"with owned(): {what}; sys.exit(7)\n"
-    )
-    return subprocess.run([sys.executable, "-c", script], timeout=100, check=False).returncode
+    there = "from eyas.stages.train.meeting import Board, leave"
+    met = f"{there}; Board.of_this_machine().join(0, 1, 'cpu', 'alone'); leave()"
+    codes = [run_child(said, "sys.exit(7)").returncode for said in (met, there)]
+    assert codes == [7, -signal.SIGABRT]
 
 
 def test_an_error_is_told_as_the_class_it_is() -> None:
