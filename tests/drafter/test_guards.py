@@ -191,6 +191,24 @@ def test_jumps_against_the_running_median():
     assert watched(losses, ratio=50.0)[0] == []
 
 
+def test_noise_of_small_batches_is_no_jump():
+    rng = np.random.default_rng(7)
+    losses = np.exp(0.4 * rng.standard_normal(2000)).tolist()  # one in 24 is above twice the median
+    losses[1000] = 12.0
+    rows, state = watched(losses)
+    expected = []
+    for i in range(16, 2000):
+        before = np.asarray(losses[max(0, i - 64) : i])
+        median = np.median(before)
+        if losses[i] > 2 * median and losses[i] > median + 8 * np.median(np.abs(before - median)):
+            expected.append(i + 1)
+    assert [step for _, step, _ in rows] == expected
+    assert 1001 in expected
+    above = sum(losses[i] > 2 * np.median(losses[max(0, i - 64) : i]) for i in range(16, 2000))
+    assert above > 50
+    assert len(expected) < 10
+
+
 def test_a_jump_is_named_and_its_step_counts(tmp_path):
     source = MemorySource([make_sample(f"a{i}", 12, [(1, 12)], i)[0] for i in range(40)])
     late = epoch_order(sorted(source.samples), SETTINGS.seed, 0)[30]

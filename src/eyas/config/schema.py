@@ -208,7 +208,8 @@ class TrainConfig(Section):
     max_bad_steps: Annotated[int, Field(ge=1)] = 20
     """Steps in a row without a finite loss or gradient before the run stops."""
     spike_ratio: Annotated[float, Field(gt=1)] = 2.0
-    """A loss this many times the median of the last 64 is named with its samples; its step counts."""
+    """A loss this many times the median of the last 64, and outside their usual spread, is named with its
+    samples; its step counts."""
     processes: Annotated[int, Field(ge=0)] = 0
     """Processes on this machine that share each training step; 0: one for each GPU, or one without GPUs."""
     sharding: Literal["ddp", "fsdp"] = "ddp"

@@ -14,6 +14,8 @@ REMEMBERED_LOSSES = 64
 """Losses whose median a new one is compared with."""
 FEWEST_LOSSES = 16
 """Losses that have to be known before one can jump."""
+SPREADS = 8.0
+"""Median deviations above the median that a jump has to exceed too: small batches differ much, and that is no jump."""
 _NAMED = 4
 
 Record = Callable[..., None]
@@ -74,7 +76,8 @@ class Guards:
         state.bad_steps = 0
         if len(state.recent_losses) >= FEWEST_LOSSES:
             median = statistics.median(state.recent_losses)
-            if loss > self._settings.spike_ratio * median > 0:
+            spread = statistics.median(abs(known - median) for known in state.recent_losses)
+            if loss > max(self._settings.spike_ratio * median, median + SPREADS * spread) and median > 0:
                 self._count("spikes")
                 self._record("spike", loss=loss, median=median, samples=list(samples))
                 self._progress.say(
