@@ -195,7 +195,7 @@ def test_noise_of_small_batches_is_no_jump():
     rng = np.random.default_rng(7)
     losses = np.exp(0.4 * rng.standard_normal(2000)).tolist()  # one in 24 is above twice the median
     losses[1000] = 12.0
-    rows, state = watched(losses)
+    rows, _state = watched(losses)
     expected = []
     for i in range(16, 2000):
         before = np.asarray(losses[max(0, i - 64) : i])

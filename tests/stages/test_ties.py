@@ -12,7 +12,7 @@ from eyas.drafter.acceptance import AcceptanceCounts
 from eyas.drafter.speculate import Decoded
 from eyas.stages.evaluate.tally import DraftTally
 from eyas.stages.evaluate.ties import parting
-from eyas.stages.evaluate.work import _equal_texts
+from eyas.stages.evaluate.work import _doubt, _equal_texts
 
 PROMPT = [7, 8]
 
@@ -94,6 +94,13 @@ def test_equal_tied_and_different_texts_are_counted_apart() -> None:
     ):
         tally.add(target, name, "d", PROMPT, decoded(plain), decoded(drafted))
     assert _equal_texts(tally) == "1 of 4, 2 at a numeric tie, 1 different"
+    assert _doubt(DraftTally(3, equal=2, ties=1), "bfloat16") == ""
+    narrow, wide = _doubt(tally, "bfloat16"), _doubt(tally, "float32")
+    assert narrow.startswith("1 of 4 texts differ")
+    assert wide.startswith("1 of 4 texts differ")
+    assert "eyas evaluate --redo --set target.dtype=float32" in narrow
+    assert "report it" in wide
+    assert "--set" not in wide
     told = tally.as_dict({"d": 4})["lossless"]
     assert (told["num_prompts"], told["equal"], told["ties"], told["different"]) == (4, 1, 2, 1)
     assert told["largest_tie"] == 0.25

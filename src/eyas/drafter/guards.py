@@ -15,7 +15,7 @@ REMEMBERED_LOSSES = 64
 FEWEST_LOSSES = 16
 """Losses that have to be known before one can jump."""
 SPREADS = 8.0
-"""Median deviations above the median that a jump has to exceed too: small batches differ much, and that is no jump."""
+"""Median deviations above the median that a jump exceeds as well: small batches differ much."""
 _NAMED = 4
 
 Record = Callable[..., None]

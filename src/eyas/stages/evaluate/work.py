@@ -104,6 +104,8 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
             context.progress.advance(len(group), accepted=round(tally.chain.total.acceptance_length, 3))
     if not tally.chain.num_answers:
         raise DataError("no held-out prompt fits the target", hint="give shorter prompts")
+    if doubt := _doubt(tally.chain, dtype):
+        context.progress.say(doubt)
     speed = _speed(decoder, timed, context) if timed else None
     report = _report(project, recipe, tally, speed, len(conversations), dtype)
     report["prediction"] = predict_from_store(
@@ -127,6 +129,18 @@ def _equal_texts(tally: DraftTally) -> str:
     ties = f", {tally.ties} at a numeric tie" if tally.ties else ""
     different = f", {len(tally.different)} different" if tally.different else ""
     return f"{tally.equal} of {tally.num_answers}{ties}{different}"
+
+
+def _doubt(tally: DraftTally, dtype: str) -> str:
+    """How to tell rounding from a fault where texts differ by more than a tie; empty where none does."""
+    if not tally.different:
+        return ""
+    count = f"{len(tally.different)} of {tally.num_answers} texts"
+    said = f"{count} differ from plain decoding's by more than a numeric tie"
+    if dtype in ("bfloat16", "float16"):
+        tells = "eyas evaluate --redo --set target.dtype=float32 shows whether"
+        return f"{said}; {tells} that is {dtype}'s rounding"
+    return f"{said}, which rounding cannot do in {dtype}: please report it"
 
 
 def _num_turns(conversations: Sequence[HeldOut]) -> int:
