@@ -7,8 +7,9 @@ STAMP := $(VENV)/.installed
 
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
-# a spinning OpenMP thread costs more than a sleeping one as soon as anything else runs
+# as eyas sets it for its runs: a thread that spins for long costs another process its core (eyas.base.threads)
 export OMP_WAIT_POLICY := PASSIVE
+export GOMP_SPINCOUNT := 2000
 # programs are started thousands of times by tests: each start would compile all of eyas again
 unexport PYTHONDONTWRITEBYTECODE
 

@@ -34,9 +34,9 @@ def describe() -> dict[str, str]:
 def main(words: list[str] | None = None) -> int:
     """Run what the command line names; returns the exit code."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # The script's own folder would let a benchmark hide a package of its name.
     sys.path[:] = [str(SOURCE), str(FOLDER.parent), *(p for p in sys.path if p != str(FOLDER))]
+    import_module("eyas.base.threads").wait_briefly()  # as a run does
     described = describe()
     parser = argparse.ArgumentParser(
         prog="benchmarks/run.py", description="Measure one number side by side with its baseline."

@@ -9,6 +9,7 @@ import pytest
 from eyas.base import errors
 from eyas.base.hashing import recipe_differences, recipe_hash
 from eyas.base.stop import StopFlag
+from eyas.base.threads import SPINS, wait_briefly
 from eyas.base.units import (
     counted,
     format_amount,
@@ -87,3 +88,14 @@ def test_a_stop_is_raised_where_it_is_looked_for() -> None:
     with pytest.raises(errors.Stopped) as caught:
         stop.check()
     assert caught.value.exit_code == 143
+
+
+def test_threads_wait_briefly_unless_the_user_said_how() -> None:
+    mine: dict[str, str] = {}
+    wait_briefly(mine)
+    assert mine == {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": str(SPINS)}
+    for said in ({"OMP_WAIT_POLICY": "ACTIVE"}, {"OMP_WAIT_POLICY": "PASSIVE"}, {"GOMP_SPINCOUNT": "7"}):
+        theirs = dict(said)
+        wait_briefly(theirs)
+        assert said.items() <= theirs.items()
+        assert theirs.get("GOMP_SPINCOUNT") == said.get("GOMP_SPINCOUNT")

@@ -48,7 +48,39 @@ def test_gradients_by_finite_differences(kind, setting):
     teacher, last, kept, states, head = setting
     task = task_for(kind, teacher, last, kept, [0.3, 0.2])
     inputs = [head.requires_grad_(), *(state.requires_grad_() for state in states)]
-    assert torch.autograd.gradcheck(lambda h, *s: draft_loss(s, h, task)[0], inputs)
+
+    class Anew(torch.autograd.Function):
+        """The loss gives its gradients away, and the check asks more than once."""
+
+        @staticmethod
+        def forward(ctx, *inputs):
+            fresh = [x.detach().requires_grad_() for x in inputs]
+            with torch.enable_grad():
+                loss, _ = draft_loss(fresh[1:], fresh[0], task)
+            ctx.save_for_backward(*torch.autograd.grad(loss, fresh, torch.tensor(7.0).to(loss)))
+            return loss.detach()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return tuple(made * gradient / 7 for made in ctx.saved_tensors)
+
+    assert torch.autograd.gradcheck(Anew.apply, inputs)
+
+
+def test_gradients_are_given_away_once(setting):
+    teacher, last, kept, states, head = setting
+    task = task_for("soft_ce", teacher, last, kept, [0.3, 0.2])
+    inputs = [head.requires_grad_(), *(state.requires_grad_() for state in states)]
+    once = torch.autograd.grad(draft_loss(states, head, task)[0], inputs)
+    scaled = torch.autograd.grad(3 * draft_loss(states, head, task)[0], inputs)
+    for a, b in zip(once, scaled, strict=True):
+        torch.testing.assert_close(3 * a, b)
+    loss, _ = draft_loss(states, head, task)
+    kept_ones = torch.autograd.grad(loss, inputs, retain_graph=True)
+    with pytest.raises(RuntimeError, match="make the loss again"):
+        torch.autograd.grad(loss, inputs)
+    for a, b in zip(once, kept_ones, strict=True):
+        assert torch.equal(a, b)
 
 
 def test_sums_are_of_plain_rows(setting):

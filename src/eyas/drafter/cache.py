@@ -144,7 +144,7 @@ class DraftCache:
 
     def _turned(self, x: Tensor, positions: Tensor) -> Tensor:
         cosine, sine = self._drafter.rope.angles(positions, self._angle_dtype)
-        return rotate(x, cosine, sine).to(x.dtype)
+        return rotate(x, cosine, sine)
 
     def _grow(self, num_keys: int) -> None:
         have = self._key.shape[1]

@@ -283,49 +283,69 @@ class _DraftLoss(torch.autograd.Function):
             wide = wide_dtype(head.dtype)
             sums = torch.zeros(len(states), dtype=wide, device=head.device)
             gradient = any(ctx.needs_input_grad)
-            d_head = torch.zeros_like(head, dtype=wide) if gradient else None
-            d_states = [torch.zeros_like(state) for state in states] if gradient else []
+            d_states = [torch.zeros_like(state) for state in states] if gradient else None
+            d_head: Tensor | None = None
             for chunk in _chunks(states, task):
-                _add_chunk(chunk, head, task, sums, d_states, d_head)
-        if d_head is not None:
-            ctx.save_for_backward(d_head.to(master_head.dtype), *d_states)
+                d_head = _add_chunk(chunk, head, task, sums, d_states, d_head)
+        if d_states is not None:
+            d_head = torch.zeros_like(head, dtype=wide) if d_head is None else d_head
+            ctx.gradients = [d_head.to(master_head.dtype), *d_states]
         ctx.mark_non_differentiable(sums)
         weights = torch.tensor(list(task.row_weights), dtype=wide, device=sums.device)
         return (sums * weights).sum(), sums
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        d_head, *d_states = ctx.saved_tensors
+        # scaled in place and handed on: the head's is the largest tensor of a step, and a copy of it costs
+        # as much as the optimizer
+        made, ctx.gradients = ctx.gradients, None
+        if made is None:
+            raise RuntimeError("a backward pass has taken the gradients of this loss; make the loss again")
         scale = gradients[0]
-        return None, d_head * scale, *(d_state * scale.to(d_state.dtype) for d_state in d_states)
+        if scale.device.type != "cpu" or scale != 1:
+            for gradient in made:
+                gradient.mul_(scale.to(gradient.dtype))
+        return None, *made
 
 
 def _add_chunk(
-    chunk: _Chunk, head: Tensor, task: LossTask, sums: Tensor, d_states: list[Tensor], d_head: Tensor | None
-) -> None:
-    """Add a chunk's losses to ``sums`` ``[J]`` and, with a head's gradient to add to, its gradients.
+    chunk: _Chunk,
+    head: Tensor,
+    task: LossTask,
+    sums: Tensor,
+    d_states: list[Tensor] | None,
+    d_head: Tensor | None,
+) -> Tensor | None:
+    """Add a chunk's losses to ``sums`` ``[J]`` and, where there are gradients to make, its share of them.
 
     In a function of its own, so that its logits are gone when those of the next chunk are made.
+
+    Returns:
+        The head's gradient so far, in the wide type; None where no gradients are made.
     """
     logits = F.linear(chunk.states, head)
     for piece in chunk.pieces:
-        weight = None if d_head is None else task.row_weights[piece.step]
+        weight = None if d_states is None else task.row_weights[piece.step]
         sums[piece.step] += _losses(task.kind, logits[piece.rows], piece, weight).sum()
-    if d_head is not None:  # the logits are their own gradient by now
-        d_chunk = logits @ head
-        for piece in chunk.pieces:
-            d_states[piece.step][piece.of_step] = d_chunk[piece.rows]
-        _add_product(d_head, logits, chunk.states)
+    if d_states is None:
+        return None
+    d_chunk = logits @ head  # the logits are their own gradient by now
+    for piece in chunk.pieces:
+        d_states[piece.step][piece.of_step] = d_chunk[piece.rows]
+    return _with_product(d_head, logits, chunk.states)
 
 
-def _add_product(total: Tensor, d_logits: Tensor, state: Tensor) -> None:
-    """total += d_logits^T state, summed in the wide type."""
-    if total.dtype == state.dtype:
-        total.addmm_(d_logits.T, state)
-        return
+def _with_product(total: Tensor | None, d_logits: Tensor, state: Tensor) -> Tensor:
+    """``total`` (nothing yet where None) with d_logits^T state added to it, summed in the wide type."""
+    wide = wide_dtype(state.dtype)
+    if total is None:
+        return (d_logits.T @ state).to(wide)
+    if wide == state.dtype:
+        return total.addmm_(d_logits.T, state)
     product = d_logits.T @ state
     for start in range(0, len(total), ADDED_ROWS):  # as a whole it would be widened into one more copy
         total[start : start + ADDED_ROWS] += product[start : start + ADDED_ROWS]
+    return total
 
 
 def _wide(x: Tensor) -> Tensor:

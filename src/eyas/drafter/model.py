@@ -221,7 +221,7 @@ class EagleDrafter(nn.Module):
         cosine, sine = self.rope.angles(batch.positions, wide_dtype(feature.dtype))
         from_token = projections.key_value(embedded, token=True)
         key, value = (from_token + projections.key_value(normed_feature, token=False)).chunk(2, dim=-2)
-        key = _turned(key, cosine, sine)
+        key = rotate(key, cosine, sine)
         query_from_token = projections.query(embedded.index_select(0, rows), token=True)
         from_token = from_token.index_select(0, rows)
         feature, normed_feature = feature.index_select(0, rows), normed_feature.index_select(0, rows)
@@ -247,7 +247,7 @@ class EagleDrafter(nn.Module):
                 cosine, sine = self.rope.angles(
                     positions.index_select(0, kept) + step, wide_dtype(feature.dtype)
                 )
-                new_key = _turned(new_key, cosine, sine)
+                new_key = rotate(new_key, cosine, sine)
                 own_key = torch.cat((own_key.index_select(1, place), new_key.unsqueeze(0)))
                 own_value = torch.cat((own_value.index_select(1, place), new_value.unsqueeze(0)))
             plan = plan_attention(
@@ -257,7 +257,7 @@ class EagleDrafter(nn.Module):
                 key.device,
                 key.dtype,
             )
-            attended = step_attention(_turned(query, cosine, sine), key, value, own_key, own_value, plan)
+            attended = step_attention(rotate(query, cosine, sine), key, value, own_key, own_value, plan)
             normed, feature = self.feedback(self.midlayer.finish(feature, attended, shared))
             heads.append(normed)
         return heads
@@ -284,7 +284,3 @@ class _Projections:
 def by_head(x: Tensor, width: int) -> Tensor:
     """``[..., heads * D]`` as ``[..., heads, D]``."""
     return x.view(*x.shape[:-1], x.shape[-1] // width, width)
-
-
-def _turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    return rotate(x, cosine, sine).to(x.dtype)

@@ -111,7 +111,33 @@ class RotaryPositions:
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Turn ``x [..., heads, D]`` by angles ``[..., D / 2]``: pair i is (x[i], x[i + D/2])."""
-    first, second = x.chunk(2, dim=-1)
-    cosine, sine = cosine.unsqueeze(-2), sine.unsqueeze(-2)
-    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+    """Turn ``x [..., heads, D]`` by angles ``[..., D / 2]``: pair i is (x[i], x[i + D/2]).
+
+    Turned in the arithmetic of the angles, returned in that of ``x``.
+    """
+    turned: Tensor = _Rotate.apply(x, cosine.unsqueeze(-2), sine.unsqueeze(-2))  # type: ignore[no-untyped-call]
+    return turned
+
+
+class _Rotate(torch.autograd.Function):
+    """Its gradient is the turn by the opposite angle, which needs nothing of ``x``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        ctx.save_for_backward(cosine, sine)
+        return _turned(x, cosine, sine)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        cosine, sine = ctx.saved_tensors
+        return _turned(gradients[0], cosine, -sine), None, None
+
+
+def _turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    wide = x.to(cosine.dtype)
+    first, second = wide.chunk(2, dim=-1)
+    output = torch.empty_like(wide)
+    turned_first, turned_second = output.chunk(2, dim=-1)
+    torch.mul(first, cosine, out=turned_first).addcmul_(second, sine, value=-1)
+    torch.mul(second, cosine, out=turned_second).addcmul_(first, sine)
+    return output.to(x.dtype)

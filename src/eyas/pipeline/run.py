@@ -13,6 +13,7 @@ from eyas.base.layout import Layout
 from eyas.base.progress import Progress
 from eyas.base.stop import StopFlag
 from eyas.base.storage import named_storage_errors
+from eyas.base.threads import wait_briefly
 from eyas.base.units import counted
 from eyas.drafter.trackers.kinds import require_trackers
 from eyas.pipeline.attempt import EVENTS_NAME, Attempt, RecordedProgress, next_number
@@ -136,8 +137,7 @@ def run(
         Stopped: a signal came; all state is saved.
         EyasError: whatever ends a stage.
     """
-    # OpenMP reads this when torch is loaded: threads that spin while they wait cost another process its core
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    wait_briefly()
     layout, result, stop = project.layout, RunResult(), StopFlag()
     with named_storage_errors(layout.root), hold_lock(layout.state, verb), stop_on_signals(stop):
         sweep_temporaries(layout.written)
