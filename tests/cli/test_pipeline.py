@@ -135,6 +135,21 @@ def test_a_changed_recipe_is_refused_with_the_fields_and_redone_when_asked(copy:
     assert any("drafter" in name for name in moved)
 
 
+def test_one_stage_in_another_arithmetic_is_no_reason_to_redo_what_it_reads(copy: Path) -> None:
+    before = store_content(copy), weights_digest(copy)
+    measured = eyas("evaluate", "--redo", "--project", copy, "--set", "target.dtype=float64")
+    assert measured.code == 0, measured.err
+    assert json.loads((copy / "reports" / "evaluation.json").read_text())["dtype"] == "float64"
+    assert (store_content(copy), weights_digest(copy)) == before
+    last = measured.err.rstrip().splitlines()[-1]
+    assert "--redo" not in last
+    assert "--set" not in last
+    # what comes after it was told the same
+    trained = eyas("train", "--redo", "--project", copy, "--set", "train.lr=0.5")
+    assert trained.code == 0, trained.err
+    assert trained.err.rstrip().splitlines()[-1] == f"next: eyas run --project {copy} --set train.lr=0.5"
+
+
 def test_what_a_killed_run_was_given_goes_on_with_it(finished: Path, target: Path, tmp_path: Path) -> None:
     """--set counts for the run it was given to, however often that is taken up again."""
     root = make_project(tmp_path / "p", target)

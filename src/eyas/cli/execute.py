@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 
 from eyas.base.errors import EyasError
@@ -21,7 +22,7 @@ from eyas.pipeline.run import PlannedStep, RunResult, plan, run
 from eyas.report.forecast import Forecast, forecast, forecast_lines
 from eyas.report.status import project_status
 from eyas.stages.project import Project
-from eyas.stages.protocol import Stage
+from eyas.stages.protocol import Stage, StageView
 from eyas.stages.train.outer import OuterPlace
 
 SOME_SET_ASIDE = 3
@@ -133,7 +134,17 @@ def _print_result(result: RunResult, common: Common, seconds: float, project: Pr
         note(f"{counted(result.num_set_aside, 'sample')} {verb} set aside; {names}")
         next_command(f"eyas extract --retry-failed{common.suffix}")
     else:
+        if common.set and _stale_before(views, result.ran):
+            # earlier output keeps to eyas.toml: what this one command was told is no reason to redo it
+            common = replace(common, set=())
+            project = common.open()
         next_command(project_status(project, common.suffix).next_command)
+
+
+def _stale_before(views: Sequence[StageView], ran: Sequence[str]) -> bool:
+    """Whether a stage before those that ran has output of another recipe."""
+    first = next((place for place, view in enumerate(views) if view.name in ran), 0)
+    return any(view.state == "stale" for view in views[:first])
 
 
 def _detach(project: Project, verb: str, common: Common) -> int:
