@@ -150,6 +150,14 @@ def test_one_stage_in_another_arithmetic_is_no_reason_to_redo_what_it_reads(copy
     assert trained.err.rstrip().splitlines()[-1] == f"next: eyas run --project {copy} --set train.lr=0.5"
 
 
+def test_nothing_is_set_aside_for_a_target_that_is_not_there(copy: Path, tmp_path: Path) -> None:
+    refused = eyas("evaluate", "--redo", "--project", copy, "--set", f"target.model={tmp_path / 'gone'}")
+    assert refused.code == 2
+    assert "config.json" in refused.err
+    assert (copy / "reports" / "evaluation.json").is_file()
+    assert not list(copy.glob("set-aside/*"))
+
+
 def test_what_a_killed_run_was_given_goes_on_with_it(finished: Path, target: Path, tmp_path: Path) -> None:
     """--set counts for the run it was given to, however often that is taken up again."""
     root = make_project(tmp_path / "p", target)

@@ -143,6 +143,8 @@ def run(
         sweep_temporaries(layout.written)
         to_redo = set(redo)
         _require_trackers(project, stages)
+        if to_redo:
+            _ = project.resolved  # a target that cannot be read is said before anything is set aside for it
         for mends_left in reversed(range(MAX_MENDS + 1)):
             try:
                 _attempt(project, verb, progress, stages, to_redo, retry_failed, result, stop)
