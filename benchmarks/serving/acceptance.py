@@ -36,20 +36,28 @@ def served_acceptance(root: Path, overrides: Sequence[str], say: Callable[[str],
     """Answer evaluate's prompts by a server with the drafter and by one without.
 
     Raises:
-        EyasError: the project is not evaluated or exported, or a server does not start.
+        EyasError: the project is not exported, or a server does not start.
+        SystemExit: it is not evaluated, or on other answers than these.
     """
     from eyas.base.files import read_json
     from eyas.stages.chat_tools import load_renderer
     from eyas.stages.evaluate.prompts import held_out_conversations
+    from eyas.stages.evaluate.stage import EvaluateStage
     from eyas.stages.project import Project
     from eyas.targets.serving.manager import Servers
     from eyas.targets.serving.speculation import read_speculation
 
     project = Project.open(root, overrides)
     layout, config = project.layout, project.config
+    look = EvaluateStage().look(project)
+    if look.state != "done":
+        raise SystemExit(f"eyas evaluate has to end with the same settings first: {look.state}")
     report = read_json(layout.evaluation)
     renderer = load_renderer(project)
     prompts = [p for c in held_out_conversations(project, renderer) if (p := c.next_prompt()) is not None]
+    if len(prompts) != report["num_answers"]:
+        counted = f"evaluate has {report['num_answers']} answers to {len(prompts)} prompts"
+        raise SystemExit(f"{counted}: give it prompts of one turn each")
     ends = tuple(sorted(renderer.end_tokens))
     limit = config.evaluate.max_new_tokens
     logs = layout.root / "logs"
