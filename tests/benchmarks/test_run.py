@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from benchmarks.serving.acceptance import served_acceptance
 
+from eyas.stages.evaluate import prompts as prompts_module
 from eyas.targets.fake.drafts import FakeDrafting
 from eyas.targets.local.model import LocalTarget
 from tests.cli.command import eyas
@@ -88,6 +90,19 @@ def test_agreement_of_prediction_and_decoding(project: Path) -> None:
     assert all(row["predicted"] == row["predicted_along_local"] for row in chains.values())
     differences = [abs(row["predicted"] / row["local"] - 1) for row in chains.values()]
     assert result["value"] == pytest.approx(max(differences), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [(["evaluate.max_new_tokens=5"], "same settings first: stale"), ([], "answers to 1 prompts")],
+)
+def test_served_acceptance_wants_an_evaluation_of_the_same_answers(
+    project: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str], said: str
+) -> None:
+    known = prompts_module.held_out_conversations
+    monkeypatch.setattr(prompts_module, "held_out_conversations", lambda *words: known(*words)[:1])
+    with pytest.raises(SystemExit, match=said):
+        served_acceptance(project, settings, print)
 
 
 def test_quality_on_a_few_answers(project: Path, tmp_path: Path) -> None:
