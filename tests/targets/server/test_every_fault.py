@@ -129,6 +129,13 @@ def test_the_stand_in_computes_each_prompt_once(
     assert len(asked) == NUM_SAMPLES + 1  # and the canary
 
 
+def test_a_dump_of_a_request_still_in_flight_is_swapped(tiny: Tiny, tmp_path: Path) -> None:
+    slow = [f"slow@{position}:1" for position in EVERY if position != 3]  # all others are in flight meanwhile
+    taken, failed, counted, caused = one_run(tiny, tmp_path, "vllm", ["swapped@3", *slow])
+    assert set(taken) == set(tiny.prompts), failed
+    assert (caused["swapped"], counted["swapped"]) == (1, 1)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kind", sorted(CODES))
 def test_a_fault_at_every_request(kind: str, engine: Engine, tiny: Tiny, tmp_path: Path) -> None:
@@ -146,7 +153,7 @@ def test_a_fault_at_every_request(kind: str, engine: Engine, tiny: Tiny, tmp_pat
         assert blamed <= CODES[kind], f"{fault}: samples were told {blamed}"
         seen += told
     assert sum(seen[code] for code in CODES[kind]) >= len(positions)
-    if kind in ("swapped", "stale") and engine == "vllm":
+    if kind == "stale" and engine == "vllm":
         assert seen[kind] >= 1
     print(f"{kind} on {engine}: caused {len(positions)}, counted {dict(seen)}")
 
