@@ -7,11 +7,11 @@ STAMP := $(VENV)/.installed
 
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
-# as eyas sets it for its runs: a thread that spins for long costs another process its core (eyas.base.threads)
-export OMP_WAIT_POLICY := PASSIVE
-export GOMP_SPINCOUNT := 2000
 # programs are started thousands of times by tests: each start would compile all of eyas again
 unexport PYTHONDONTWRITEBYTECODE
+
+# a thread that spins costs another test its core; what eyas starts sees to it by itself (eyas.base.threads)
+test test-servers faults: export OMP_WAIT_POLICY := PASSIVE
 
 # test files are shared among this many processes; on two cores three, since many tests wait for programs they started
 WORKERS ?= 3

@@ -12,8 +12,6 @@ from typing import Any
 
 from benchmarks.training.case import Case
 
-from eyas.base.threads import SPINS
-
 REPOSITORY = Path(__file__).resolve().parents[2]
 WARM_UP = 2
 """Steps before counting: what compiles does it then."""
@@ -59,8 +57,6 @@ class Child:
                 "PYTHONPATH": os.pathsep.join(paths),
                 "OMP_NUM_THREADS": str(threads),
                 "MKL_NUM_THREADS": str(threads),
-                "OMP_WAIT_POLICY": "PASSIVE",
-                "GOMP_SPINCOUNT": str(SPINS),
                 "PYTHONWARNINGS": "ignore",
             },
         )
