@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,9 +19,10 @@ from eyas.base.layout import Layout
 from eyas.base.process import ProcessIdentity
 from eyas.base.stop import StopFlag
 from eyas.config.server_arguments import MODES
+from eyas.targets.serving import starting
 from eyas.targets.serving.address import Address
 from eyas.targets.serving.manager import Server, Servers
-from eyas.targets.serving.process import EngineProcess
+from eyas.targets.serving.process import EngineProcess, free_port
 from eyas.targets.serving.records import ServerBook
 from eyas.targets.serving.starting import wait_healthy
 from tests.targets.serving import projects
@@ -120,6 +122,49 @@ def test_a_dead_process_fails_at_once_with_its_log(root: Path) -> None:
     assert "exit code 7" in caught.value.what
     assert "no kernel image is available" in str(caught.value.why)
     assert Path(str(caught.value.where)).is_file()
+    assert book(root).read() == []
+
+
+@pytest.fixture(params=["another model", "the same model", "no answer"])
+def stranger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[int, int]]:
+    """A program of somebody else's that listens: its port and its process."""
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+        if request.param == "no answer":
+            listening.listen()
+            yield port, os.getpid()
+            return
+    model = "/models/another" if request.param == "another model" else str(tmp_path / "project" / "target")
+    words = ["--model", model, "--host", "127.0.0.1", "--port", str(port)]
+    process = subprocess.Popen([sys.executable, projects.SCRIPTED, *words])
+    try:
+        while not answers(f"http://127.0.0.1:{port}"):
+            assert process.poll() is None
+            time.sleep(0.05)
+        yield port, process.pid
+        assert process.poll() is None  # nobody ended it
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_port_that_another_program_was_faster_to_take(
+    root: Path, stranger: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, pid = stranger
+    drawn = [port]  # what two runs draw when they start servers at the same moment
+    monkeypatch.setattr(starting, "free_port", lambda host: drawn.pop() if drawn else free_port(host))
+    projects.make(root)
+    said: list[str] = []
+    with projects.open_servers(root, say=said.append) as servers:
+        assert not drawn
+        assert f":{port}" not in servers.urls[0]
+        assert answers(servers.urls[0])
+        assert len(projects.processes_of(root)) == 1
+    assert any(f"process {pid} took port {port} before it" in line for line in said)
+    assert projects.processes_of(root) == set()
     assert book(root).read() == []
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eyas.base.clock import Clock, SystemClock
-from eyas.base.errors import ConfigError, EyasError, ServerNotStarted, TargetError
+from eyas.base.errors import ConfigError, EyasError, ServerNotStarted, ServerUnreachable, TargetError
 from eyas.base.layout import Layout
 from eyas.base.process import ProcessIdentity
 from eyas.base.stop import StopFlag
@@ -25,6 +25,9 @@ from eyas.targets.serving.records import ServerBook, ServerRecord
 from eyas.targets.serving.starting import Starter, running, stop_server, wait_healthy
 
 __all__ = ["Mode", "Server", "Servers"]
+
+_MAX_NEW_PORTS = 3
+"""So often a server is started on another port, when another program was the first to listen on its own."""
 
 
 @dataclass
@@ -171,9 +174,7 @@ class Servers:
         record = self._records.pop(server.index)
         self._say(f"server {server.index} ({server.engine}, {server.mode}) is stopped to be started again")
         stop_server(record, self._starter.book, self._starter.serve.stop_seconds, self._starter.clock)
-        record = self._starter.start(server.index, self._keep)
-        self._records[server.index] = record
-        self.servers[index] = self._made_ready(record)
+        self.servers[index] = self._made_ready(self._started(server.index))
 
     def sweep(self, index: int, keep_names: Collection[str], older_than_seconds: float) -> int:
         """Remove dumps of a server of ours that nobody waits for; returns how many went."""
@@ -222,7 +223,7 @@ class Servers:
                     sweep_dumps(Path(record.dump_dir), (), 0.0)
                 self._say(f"server {index} ({launch.engine}, {launch.mode}) runs already at {record.url}")
             else:
-                record = starter.start(index, self._keep)
+                record = self._started(index)
                 self._say(
                     f"server {index} ({launch.engine}, {launch.mode}) starts as process "
                     f"{record.process.pid}; log: {record.log}"
@@ -257,7 +258,31 @@ class Servers:
                 stop_server(record, starter.book, starter.serve.stop_seconds, starter.clock)
         return fitting
 
+    def _started(self, index: int) -> ServerRecord:
+        record = self._starter.start(index, self._keep)
+        self._records[index] = record
+        return record
+
     def _made_ready(self, record: ServerRecord) -> Server:
+        """Wait for a server and prove it; one whose port was taken meanwhile is started again on another."""
+        starter = self._starter
+        for _ in range(_MAX_NEW_PORTS):
+            try:
+                return self._proven(record)
+            except (ServerUnreachable, TargetError):
+                other = starter.port_taken_by(record)
+                if other is None:
+                    raise
+                self._say(
+                    f"server {record.index} ({record.engine}, {record.mode}): process {other} took port "
+                    f"{record.port} before it; started again on another port"
+                )
+            self._records.pop(record.index, None)
+            stop_server(record, starter.book, starter.serve.stop_seconds, starter.clock)
+            record = self._started(record.index)
+        return self._proven(record)
+
+    def _proven(self, record: ServerRecord) -> Server:
         starter = self._starter
         began = starter.clock.now()
         record = starter.wait_ready(record)

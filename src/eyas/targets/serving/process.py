@@ -158,7 +158,7 @@ class EngineProcess:
 
 
 def prove_released(members: set[ProcessIdentity], host: str, port: int, patience: float, clock: Clock) -> str:
-    """Wait until a stopped server's port is free and its GPU memory is given back.
+    """Wait until a stopped server's port is given back, and its GPU memory.
 
     Args:
         members: its processes, as they were before it was ended.
@@ -171,7 +171,8 @@ def prove_released(members: set[ProcessIdentity], host: str, port: int, patience
     """
     deadline = clock.now() + patience
     while True:
-        taken = [] if port_free(host, port) else [f"port {port} is taken"]
+        given_back = port_free(host, port) or other_listener(port, members) is not None
+        taken = [] if given_back else [f"port {port} is taken"]
         on_gpu, why = gpu_processes()
         taken += [f"process {m.pid} holds GPU memory" for m in members if m.pid in on_gpu]
         if not taken:
@@ -195,6 +196,22 @@ def port_free(host: str, port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def other_listener(port: int, members: set[ProcessIdentity]) -> int | None:
+    """Number of a process outside ``members`` that listens on ``port``; None when no such is known.
+
+    Args:
+        members: processes of one server. With any of them listening, the answer is None.
+    """
+    ours = {member.pid for member in members}
+    listening: set[int] = set()
+    with contextlib.suppress(psutil.Error, OSError):
+        for connection in psutil.net_connections("tcp"):
+            listens = connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+            if listens and connection.pid is not None:  # without a number it is another user's
+                listening.add(connection.pid)
+    return None if listening & ours else min(listening, default=None)
 
 
 def free_port(host: str) -> int:

@@ -20,7 +20,7 @@ from eyas.targets.serving.address import Address
 from eyas.targets.serving.dumps import make_dump_folder, new_owner, remove_dump_folder, write_owner
 from eyas.targets.serving.launch import HOST, Launch
 from eyas.targets.serving.plugin_folder import make_plugin_folder
-from eyas.targets.serving.process import EngineProcess, free_port, log_tail, prove_released
+from eyas.targets.serving.process import EngineProcess, free_port, log_tail, other_listener, prove_released
 from eyas.targets.serving.records import ServerBook, ServerRecord
 
 _POLL_SECONDS = 0.5
@@ -135,6 +135,13 @@ class Starter:
                 record, f"the {record.engine} server does not answer after {format_seconds(seconds)}"
             )
         return record
+
+    def port_taken_by(self, record: ServerRecord) -> int | None:
+        """Number of another process that took a server's port before it listened; None when none is known.
+
+        Two runs that start servers at once can draw the same port: it is free until one of them listens.
+        """
+        return other_listener(record.port, self._process(record).members())
 
     def proven(self, record: ServerRecord) -> ServerRecord:
         """Note that a server passed its proof; it is this process' from now on."""
