@@ -179,6 +179,7 @@ def test_an_edit_that_capturing_needs_is_applied_and_restored_when_nothing_does(
     segment = sorted((root / "store" / "segments").glob("*.safetensors"))[0]
     content = segment.read_bytes()
     segment.unlink()
+    assert codes(root) == {"segment-missing", "patch-not-applied"}  # both are mended by one command
     assert mend(root, "store") == "completed"
     assert codes(root) == {"patch-not-applied"}
     assert mend(root, "patch-not-applied:hooks") == "completed"
@@ -187,6 +188,16 @@ def test_an_edit_that_capturing_needs_is_applied_and_restored_when_nothing_does(
     segment.write_bytes(content)
     assert mend(root, "store") == "completed"  # whole and unknown: adopted, and nothing is left to capture
     assert codes(root) == {"patch-left"}
+    away = segment.rename(root / "away")
+    assert codes(root) == {"segment-missing"}  # its samples will be captured again, with the edit
+    away.rename(segment)
+    with sqlite3.connect(root / "state" / "ledger.db") as connection:
+        listed = connection.execute("SELECT * FROM samples LIMIT 1").fetchall()
+        connection.execute("DELETE FROM samples WHERE id = ?", (listed[0][0],))
+    assert codes(root) == {"samples-missing"}
+    with sqlite3.connect(root / "state" / "ledger.db") as connection:
+        connection.execute(f"INSERT INTO samples VALUES ({', '.join('?' * len(listed[0]))})", listed[0])
+    connection.close()
     assert mend(root, "patch-left:hooks") == "completed"
     assert hooks.read_text() == BEFORE
     assert codes(root) == set()

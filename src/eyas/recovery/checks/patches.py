@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from eyas.recovery.checks.store import lists_too_few
 from eyas.recovery.findings import Check, Finding, Line, verdict
 from eyas.recovery.scene import Scene
 from eyas.stages.extract.stage import ExtractStage
@@ -28,8 +29,17 @@ def look(scene: Scene) -> PatchFacts:
     patches = patches_of(scene)
     if not patches.names():
         return PatchFacts((), False)
-    needed = not ExtractStage().look(scene.project).finished
-    return PatchFacts(tuple(patches.look(name) for name in patches.names()), needed)
+    return PatchFacts(tuple(patches.look(name) for name in patches.names()), _capturing_is_left(scene))
+
+
+def _capturing_is_left(scene: Scene) -> bool:
+    """Whether states are to be captured, now or once the store and the ledger are mended."""
+    if not ExtractStage().look(scene.project).finished:
+        return True
+    if any(finding.part == "store" and finding.is_damage for finding in scene.verification.findings):
+        return True
+    with scene.ledger() as ledger:
+        return ledger is None or lists_too_few(scene, ledger)
 
 
 def judge(scene: Scene, facts: PatchFacts) -> Line:
