@@ -89,6 +89,24 @@ def mounted(folder: Path, *words: str | Path) -> Iterator[Path]:
 
 
 @contextmanager
+def mounted_image(folder: Path, image: Path) -> Iterator[Path]:
+    """A filesystem in an image file, on a block device that owns up to what it could not write.
+
+    The kernel's loop device calls a write done of which its file took a part: on storage that runs full,
+    fsync then succeeds for data that is nowhere. A request of one page is written as a whole or not.
+    """
+    with mounted(folder, "-o", "loop", image):
+        source = subprocess.check_output(["findmnt", "--noheadings", "--output", "SOURCE", folder], text=True)
+        limit = Path("/sys/block") / Path(source.strip()).name / "queue/max_sectors_kb"
+        before = limit.read_text()
+        limit.write_text(str(os.sysconf("SC_PAGESIZE") // 1024))
+        try:
+            yield folder
+        finally:
+            limit.write_text(before)
+
+
+@contextmanager
 def tmpfs(folder: Path, options: str) -> Iterator[Path]:
     """A filesystem in memory with limits."""
     with mounted(folder, "-t", "tmpfs", "-o", options, "none"):

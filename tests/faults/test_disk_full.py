@@ -15,7 +15,7 @@ from eyas.store.ledger import Ledger
 from tests.faults.acknowledged import acknowledged, acknowledging
 from tests.faults.forked import error_of, run_child, run_here
 from tests.faults.rounds import fillings
-from tests.faults.small import LONG, command, mounted, remount, small_project, tmpfs
+from tests.faults.small import LONG, command, mounted_image, remount, small_project, tmpfs
 from tests.projects import outcome, store_content
 
 STOP = ("disk.when_full=stop",)
@@ -81,7 +81,7 @@ def test_the_incident(model: Path, expected: dict[str, Any], place: Path) -> Non
             image, acks = below / "e.img", place / f"acks{kib}"
             command("truncate", "-s", "64M", image)
             command("mkfs.ext4", "-q", "-F", "-J", "size=4", "-E", "lazy_itable_init=0", image)
-            with mounted(place / f"disk{kib}", "-o", "loop", image) as disk:
+            with mounted_image(place / f"disk{kib}", image) as disk:
                 root = small_project(disk / "p", model)
                 command("sync", "-f", root)  # what a person gave is on the disk
                 used = sum(path.stat().st_blocks * 512 for path in below.iterdir()) >> 10
@@ -93,7 +93,7 @@ def test_the_incident(model: Path, expected: dict[str, Any], place: Path) -> Non
             # the filesystem was marked with errors; a person would check and mount it again
             subprocess.run(["umount", str(disk)], check=False, capture_output=True)
             subprocess.run(["fsck.ext4", "-y", "-f", str(image)], check=False, capture_output=True)
-            with mounted(place / f"again{kib}", "-o", "loop", image) as disk:
+            with mounted_image(place / f"again{kib}", image) as disk:
                 root = disk / "p"
                 assert run_child(root) == 0, error_of(root)
                 told = acknowledged(acks)

@@ -35,7 +35,7 @@ from eyas.store.reader import StoreReader
 from eyas.store.todos import read_phases
 from eyas.targets.serving.records import ServerBook
 from tests.cli.command import eyas, eyas_process
-from tests.faults.small import command, mounted, remount, tmpfs
+from tests.faults.small import command, mounted_image, remount, tmpfs
 from tests.hosts.driver import build_driver
 from tests.projects import measured, outcome
 from tests.recovery.conftest import make_at
@@ -69,7 +69,7 @@ def ext4(folder: Path, image: Path, size: str) -> Iterator[Path]:
     """A new filesystem in an image file, mounted on ``folder``."""
     command("truncate", "-s", size, image)
     command("mkfs.ext4", "-q", "-F", "-O", "^has_journal", image)
-    with mounted(folder, "-o", "loop", image):
+    with mounted_image(folder, image):
         yield folder
 
 
@@ -79,35 +79,46 @@ def stored_segments(root: Path) -> int:
     return 0
 
 
-def captures(root: Path) -> bool:
-    """Whether the run has come to capturing: before, its servers start, and nothing is to be written yet."""
-    logs = sorted((root / "logs").glob("attempt-*/events.jsonl"))
-    return bool(logs) and '"label": "capture"' in logs[-1].read_text()
+def captures(root: Path, attempt: int) -> bool:
+    """Whether a run has come to capturing: before, its servers start, and nothing is to be written yet."""
+    log = root / "logs" / f"attempt-{attempt:04}" / "events.jsonl"
+    return log.exists() and '"label": "capture"' in log.read_text()
 
 
 def until_full_and_killed(root: Path, below: Path) -> None:
-    """Run until the storage under the image has run full with a few segments on it; then kill -9."""
+    """Run until the storage under the image has run full with a few segments on it; then kill -9.
+
+    A run that the disk's own error ended (EIO) is started again, as somebody would at night.
+    """
     used = int(subprocess.check_output(["du", "-sk", str(below)]).split()[0])
-    room = 90
+    room, attempt, killed = 90, 0, False
     remount(below, f"size={used + room}k")
-    run = eyas_process("run", "--project", root, start_new_session=True)
-    try:
-        deadline = time.monotonic() + 480
-        # room comes in steps smaller than a segment: what stops the capture is the storage, not this loop
-        while stored_segments(root) < 2 and run.poll() is None:
-            assert time.monotonic() < deadline, "the run does not store anything"
-            time.sleep(0.5)
-            if stored_segments(root) < 2 and captures(root):
-                room += 12
-                remount(below, f"size={used + room}k")
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(run.pid, signal.SIGKILL)
-        run.communicate()
-        for server in ServerBook(root / "state" / "servers.json").read():
+    deadline = time.monotonic() + 480
+    while not killed:
+        run = eyas_process("run", "--project", root, start_new_session=True)
+        attempt += 1
+        try:
+            # room comes in steps smaller than a segment: what stops the capture is the storage, not this loop
+            while run.poll() is None and not killed:
+                assert time.monotonic() < deadline, "the run does not store anything"
+                time.sleep(0.5)
+                if captures(root, attempt):
+                    killed = stored_segments(root) >= 2
+                    room += 0 if killed else 12
+                    remount(below, f"size={used + room}k")
+        finally:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(server.process.pid, signal.SIGKILL)
-    print(f"storage ran full {room} KiB after the start, {stored_segments(root)} segments by the ledger")
+                os.killpg(run.pid, signal.SIGKILL)
+            _, err = run.communicate()
+        killed = run.returncode == -signal.SIGKILL
+        assert killed or "EIO: Input/output error" in err, err
+    for server in ServerBook(root / "state" / "servers.json").read():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(server.process.pid, signal.SIGKILL)
+    print(
+        f"storage ran full {room} KiB after the start, {stored_segments(root)} segments by the ledger,"
+        f" {attempt - 1} runs ended by the disk's error"
+    )
 
 
 def damage(root: Path, *, flip: bool) -> None:
@@ -291,6 +302,8 @@ file = "hooks.py"
 diff = "hooks.diff"
 sha256_before = "{before}"
 sha256_after = "{after}"
+[client]
+tokens_in_flight = 150
 [recovery]
 """
 
