@@ -278,7 +278,8 @@ class Servers:
                     f"{record.port} before it; started again on another port"
                 )
             self._records.pop(record.index, None)
-            stop_server(record, starter.book, starter.serve.stop_seconds, starter.clock)
+            patience = starter.serve.stop_seconds
+            stop_server(record, starter.book, patience, starter.clock, had_its_port=False)
             record = self._started(record.index)
         return self._proven(record)
 

@@ -157,11 +157,14 @@ class EngineProcess:
             clock.sleep(_STEP)
 
 
-def prove_released(members: set[ProcessIdentity], host: str, port: int, patience: float, clock: Clock) -> str:
-    """Wait until a stopped server's port is given back, and its GPU memory.
+def prove_released(
+    members: set[ProcessIdentity], host: str, port: int | None, patience: float, clock: Clock
+) -> str:
+    """Wait until a stopped server's port is free and its GPU memory is given back.
 
     Args:
         members: its processes, as they were before it was ended.
+        port: None when it never was the server's own.
 
     Returns:
         ``released``, or ``not checked: WHY`` for the GPU where it cannot be asked.
@@ -171,8 +174,7 @@ def prove_released(members: set[ProcessIdentity], host: str, port: int, patience
     """
     deadline = clock.now() + patience
     while True:
-        given_back = port_free(host, port) or other_listener(port, members) is not None
-        taken = [] if given_back else [f"port {port} is taken"]
+        taken = [] if port is None or port_free(host, port) else [f"port {port} is taken"]
         on_gpu, why = gpu_processes()
         taken += [f"process {m.pid} holds GPU memory" for m in members if m.pid in on_gpu]
         if not taken:

@@ -205,13 +205,20 @@ def running(record: ServerRecord) -> bool:
 
 
 def stop_server(
-    record: ServerRecord, book: ServerBook, patience: float, clock: Clock, *, keep_dumps: bool = False
+    record: ServerRecord,
+    book: ServerBook,
+    patience: float,
+    clock: Clock,
+    *,
+    keep_dumps: bool = False,
+    had_its_port: bool = True,
 ) -> str:
     """End a server, prove it gone, remove its dump folder and forget it.
 
     Args:
         patience: seconds that its processes have to end by themselves.
         keep_dumps: leave the folder and what is in it.
+        had_its_port: False when another program listens there, which goes on.
 
     Returns:
         What is known of its GPU memory: ``released`` or ``not checked: WHY``.
@@ -222,7 +229,8 @@ def stop_server(
     process = EngineProcess(record.process, record.marker)
     members = process.members()
     process.end(patience, clock)
-    gpu = prove_released(members, record.host, record.port, patience, clock) if members else "released"
+    port = record.port if had_its_port else None
+    gpu = prove_released(members, record.host, port, patience, clock) if members else "released"
     if record.dump_dir is not None and not keep_dumps:
         remove_dump_folder(Path(record.dump_dir))
     book.drop(record.marker)
