@@ -69,13 +69,20 @@ def plan_attention(
 ) -> AttentionPlan:
     """Cut the queries of ``rows`` into blocks within samples and within the memory that scores may take."""
     there = attention_flash.is_there(device, dtype)
-    # the fused kernel's backward does not use a processor's matrix units as well as products do
-    fused = {"forward": there, "backward": there and dtype != torch.bfloat16}
+    # in bfloat16 the fused kernel's backward is slower than products, and without matrix units its forward too
+    narrow = dtype == torch.bfloat16
+    fused = {"forward": there and not (narrow and not _matrix_units()), "backward": there and not narrow}
     forward, backward = (
         Blocks(flash, _blocks(rows, row_bounds, num_heads, flash))
         for flash in (fused[way] and USE_FLASH[way] for way in ("forward", "backward"))
     )
     return AttentionPlan(torch.from_numpy(rows).to(device), forward, backward)
+
+
+def _matrix_units() -> bool:
+    """Whether the processor multiplies tiles of bfloat16 (AMX)."""
+    ask = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    return bool(ask is not None and ask())
 
 
 def _blocks(
