@@ -186,14 +186,18 @@ def _teacher_rows(task: LossTask, rows: slice) -> tuple[Tensor, Tensor, Tensor |
     """Of some places: p ``[r, K]``, log sum exp over the draft vocabulary ``[r, 1]``, and for ``kl``
     sum p log p ``[r]``."""
     logits = linear(task.teacher[rows], task.teacher_head)
-    teacher = torch.empty_like(logits, dtype=wide_dtype(logits.dtype))
+    narrow = logits.dtype != wide_dtype(logits.dtype)
+    teacher = torch.empty_like(logits, dtype=wide_dtype(logits.dtype)) if narrow else logits
     normalisers, entropies = [], []
     for block in _row_blocks(logits):
-        raw = _wide(logits[block])
-        powers, normaliser = _softmax(raw)
-        teacher[block] = powers
+        part = teacher[block]
+        if narrow:
+            part.copy_(logits[block])
+        raw = part.clone() if task.kind == "kl" else None
+        powers, normaliser, sums = _exponentials(part)
+        powers.div_(sums)
         normalisers.append(normaliser)
-        if task.kind == "kl":
+        if raw is not None:
             entropies.append(torch.linalg.vecdot(powers, raw) - normaliser.squeeze(-1))
     return teacher, torch.cat(normalisers), torch.cat(entropies) if entropies else None
 
@@ -222,52 +226,52 @@ def _losses(kind: LossKind, logits: Tensor, piece: _Piece, weight: float | None 
     """
     losses = []
     for rows in _row_blocks(logits):
-        block, gradient = _block_losses(kind, _wide(logits[rows]), piece, rows, weight)
-        losses.append(block)
-        if gradient is not None:
-            logits[rows] = gradient
+        wide = _wide(logits[rows])
+        losses.append(_block_losses(kind, wide, piece, rows, weight))
+        if weight is not None and wide.dtype != logits.dtype:
+            logits[rows] = wide
     return torch.cat(losses)
 
 
-def _block_losses(
-    kind: LossKind, logits: Tensor, piece: _Piece, rows: slice, weight: float | None
-) -> tuple[Tensor, Tensor | None]:
-    """`_losses` of some rows of a piece, and their gradient ``[r, K]``.
+def _block_losses(kind: LossKind, logits: Tensor, piece: _Piece, rows: slice, weight: float | None) -> Tensor:
+    """`_losses` of some rows of a piece.
 
-    Every pass over ``[r, K]`` costs memory traffic, so they are few.
+    Every pass over ``[r, K]`` costs memory traffic, so they are few and in place: one exponential, no copy.
     """
     teacher = piece.teacher[rows]
-    drafted, normaliser = _softmax(logits)
+    scores = torch.linalg.vecdot(teacher, logits) if kind != "lk" else None
+    drafted, normaliser, sums = _exponentials(logits)
     losses = logits.new_zeros(len(logits))
-    if kind != "lk":
-        losses = normaliser.squeeze(-1) - torch.linalg.vecdot(teacher, logits)
+    if scores is not None:
+        losses = normaliser.squeeze(-1) - scores
     if kind == "kl":
         assert piece.negative_entropy is not None
         losses = losses + piece.negative_entropy[rows]
     if not needs_normaliser(kind):
-        return losses, None if weight is None else drafted.sub_(teacher).mul_(weight)
+        if weight is not None:
+            drafted.mul_(weight / sums).sub_(teacher, alpha=weight)
+        return losses
     assert piece.mass is not None
     real = teacher * piece.mass[rows]
+    drafted.div_(sums)
     alpha = torch.minimum(drafted, real).sum(dim=-1, keepdim=True)
     losses = losses - alpha.clamp(min=MIN_ACCEPTANCE).log().squeeze(-1)
-    if weight is None:
-        return losses, None
-    # only drafts that the target wants more of move alpha: d(alpha)/dz = q (below - sum below q)
-    below = drafted * (drafted < real)
-    slope = below - drafted * below.sum(dim=-1, keepdim=True)
-    scale = torch.where(alpha > MIN_ACCEPTANCE, alpha.clamp(min=MIN_ACCEPTANCE).reciprocal(), 0.0)
-    slope.mul_(-scale)
-    return losses, (slope if kind == "lk" else slope.add_(drafted).sub_(teacher)).mul_(weight)
+    if weight is not None:
+        # only drafts that the target wants more of move alpha: d(alpha)/dz = q (below - sum below q)
+        below = drafted * (drafted < real)
+        slope = below - drafted * below.sum(dim=-1, keepdim=True)
+        scale = torch.where(alpha > MIN_ACCEPTANCE, alpha.clamp(min=MIN_ACCEPTANCE).reciprocal(), 0.0)
+        slope.mul_(-scale)
+        logits.copy_(slope if kind == "lk" else slope + drafted - teacher).mul_(weight)
+    return losses
 
 
-def _softmax(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Softmax ``[r, K]``, and log sum exp ``[r, 1]``: the largest probability is exp(peak) over that sum.
-
-    The fused softmax goes over a row while it is in the nearest cache, where a maximum, a difference, an
-    exponential and a sum would be four passes over the block.
-    """
-    powers = torch.softmax(logits, dim=-1)
-    return powers, logits.amax(dim=-1, keepdim=True) - powers.amax(dim=-1, keepdim=True).log_()
+def _exponentials(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """In place, exp(logits - maximum); also log sum exp of the logits and the sum, each ``[r, 1]``."""
+    peak = logits.amax(dim=-1, keepdim=True)
+    powers = logits.sub_(peak).exp_()
+    sums = powers.sum(dim=-1, keepdim=True)
+    return powers, sums.log() + peak, sums
 
 
 class _DraftLoss(torch.autograd.Function):
