@@ -69,7 +69,7 @@ def plan_attention(
 ) -> AttentionPlan:
     """Cut the queries of ``rows`` into blocks within samples and within the memory that scores may take."""
     there = attention_flash.is_there(device, dtype)
-    # in bfloat16 the fused kernel's backward is slower than products, and without matrix units its forward too
+    # bfloat16: the fused kernel's backward is slower than products, without matrix units its forward too
     narrow = dtype == torch.bfloat16
     fused = {"forward": there and not (narrow and not _matrix_units()), "backward": there and not narrow}
     forward, backward = (
