@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eyas.recovery.checks.store import lists_too_few
 from eyas.recovery.findings import Check, Finding, Line, verdict
 from eyas.recovery.scene import Scene
 from eyas.stages.extract.stage import ExtractStage
@@ -33,13 +32,9 @@ def look(scene: Scene) -> PatchFacts:
 
 
 def _capturing_is_left(scene: Scene) -> bool:
-    """Whether states are to be captured, now or once the store and the ledger are mended."""
-    if not ExtractStage().look(scene.project).finished:
-        return True
-    if any(finding.part == "store" and finding.is_damage for finding in scene.verification.findings):
-        return True
-    with scene.ledger() as ledger:
-        return ledger is None or lists_too_few(scene, ledger)
+    """Whether states are to be captured, now or once the store is mended."""
+    damaged = any(finding.part == "store" and finding.is_damage for finding in scene.verification.findings)
+    return damaged or not ExtractStage().look(scene.project).finished
 
 
 def judge(scene: Scene, facts: PatchFacts) -> Line:

@@ -71,7 +71,7 @@ def look(scene: Scene) -> StoreFacts:
     lost = True
     with scene.ledger() as ledger:
         if ledger is not None:
-            lost = lists_too_few(scene, ledger)
+            lost = _lists_too_few(scene, ledger)
             used = ledger.stored_counts()
             stored = sum(used.values())
             for record in ledger.segments():
@@ -85,7 +85,7 @@ def look(scene: Scene) -> StoreFacts:
     )  # fmt: skip
 
 
-def lists_too_few(scene: Scene, ledger: Ledger) -> bool:
+def _lists_too_few(scene: Scene, ledger: Ledger) -> bool:
     """Whether the ledger misses samples of data/samples; what it says of segments counts for little then."""
     with contextlib.suppress(EyasError):
         expected = read_seal(scene.layout.samples)["about"].get("num_samples", 0)
