@@ -67,6 +67,20 @@ def test_output_and_gradients(block, own, dtype, tolerance, monkeypatch):
     assert (found[1][4] == 0).all(), "no query of the first sample sees its last row"
 
 
+@pytest.mark.parametrize("matrix_units", [True, False])
+def test_in_bfloat16_the_processor_decides(matrix_units, monkeypatch):
+    """The fused kernel forward only with matrix units, never backward; either way the written-out softmax."""
+    monkeypatch.setattr(attention, "_matrix_units", lambda: matrix_units)
+    rows, bounds = np.array([1, 2, 3, 6, 9, 10]), [0, 5, 11]
+    inputs = tensors(rows, 11, 3, torch.bfloat16)
+    plan = plan_attention(rows, bounds, HEADS, CPU, torch.bfloat16)
+    assert plan.forward.flash == (matrix_units and attention.USE_FLASH["forward"])
+    assert not plan.backward.flash
+    wanted = written_out(*inputs, rows.tolist(), bounds)
+    # values are below 4, where neighbouring numbers of bfloat16 lie 2^-6 apart
+    assert (step_attention(*inputs, plan).double() - wanted).abs().max() < 2**-6
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_unseen_keys_weigh_nothing_however_large(dtype):
     """A later row's key gives a score thousands above all others: it must neither be seen nor overflow."""

@@ -245,6 +245,7 @@ def test_a_server_that_is_not_what_it_should_be(
     projects.make(root, engine, **environment)
     with pytest.raises(TargetError, match=what):
         projects.open_servers(root, mode)
+    assert len(list((root / "logs" / "test").glob("*.log"))) == 1  # it had its port: once was enough
     assert projects.processes_of(root) == set()
     assert book(root).read() == []
 
