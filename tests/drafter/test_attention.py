@@ -9,6 +9,8 @@ import torch
 from eyas.drafter import attention
 from eyas.drafter.attention import plan_attention, step_attention
 
+pytestmark = pytest.mark.usefixtures("passes")
+
 HEADS, GROUPS, WIDTH = 4, 2, 6
 CPU = torch.device("cpu")
 

@@ -15,6 +15,8 @@ from eyas.drafter.settings import TrainSettings
 from eyas.drafter.teacher import Teacher
 from tests.drafter.cases import MemorySource, make_drafter, make_head, make_sample, make_vocabulary
 
+pytestmark = pytest.mark.usefixtures("passes")
+
 CPU = torch.device("cpu")
 PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
 

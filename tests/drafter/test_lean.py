@@ -7,6 +7,8 @@ import torch
 
 from eyas.drafter.lean import rms_norm, silu_gated
 
+pytestmark = pytest.mark.usefixtures("passes")
+
 ROWS, WIDTH = 9, 64
 
 

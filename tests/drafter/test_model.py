@@ -58,6 +58,7 @@ def naive_of(drafter):
     return NaiveDrafter(weights, drafter.shape, drafter.embedding.double())
 
 
+@pytest.mark.usefixtures("passes")
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
 @pytest.mark.parametrize("norms", ["eagle3", "eagle3.1"])
 def test_logits_of_packed_samples_equal_the_naive_drafter(norms, dtype, tolerance):
@@ -78,6 +79,7 @@ def test_logits_of_packed_samples_equal_the_naive_drafter(norms, dtype, toleranc
             assert difference.abs().max() < tolerance
 
 
+@pytest.mark.usefixtures("passes")
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
 @pytest.mark.parametrize("kind", ["soft_ce", "kl", "lk", "mixed"])
 @pytest.mark.parametrize("norms", ["eagle3", "eagle3.1"])
@@ -168,6 +170,7 @@ def test_names_are_those_of_the_checkpoint_layout():
     assert set(make_drafter("eagle3.1").state_dict()) == expected | {f"fc_norm.{i}.weight" for i in range(3)}
 
 
+@pytest.mark.usefixtures("passes")
 def test_bfloat16_comes_near():
     """Loss and gradients against the naive drafter in float64; eight bits of a number are a 256th."""
     drafter, _, teacher, plain = build("eagle3", torch.float32, 3)

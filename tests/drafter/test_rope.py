@@ -64,6 +64,29 @@ def test_turning_equals_complex_multiplication():
             )
 
 
+@pytest.mark.usefixtures("passes")
+@pytest.mark.parametrize(("dtype", "step"), [(torch.float32, 1e-6), (torch.bfloat16, 2**-7)])
+def test_keys_that_lie_beside_values_are_turned_and_so_is_their_gradient(dtype, step):
+    """As complex numbers, whose gradient is the product with the conjugate factor."""
+    generator = torch.Generator().manual_seed(5)
+    both = torch.randn(7, 4, 6, generator=generator).to(dtype).requires_grad_()
+    gradient = torch.randn(7, 2, 6, generator=generator).to(dtype)
+    cosine, sine = RotaryPositions(6, 100.0, None, 10).angles(torch.arange(3, 10), torch.float32)
+    found = rotate(both.chunk(2, dim=-2)[0], cosine, sine)
+    found.backward(gradient)
+    factor = torch.complex(cosine.double(), sine.double()).unsqueeze(1)
+
+    def times(x, factor):
+        product = torch.complex(x[..., :3].double(), x[..., 3:].double()) * factor
+        return torch.cat([product.real, product.imag], -1)
+
+    torch.testing.assert_close(found.double(), times(both.detach()[:, :2], factor), rtol=step, atol=4 * step)
+    torch.testing.assert_close(
+        both.grad[:, :2].double(), times(gradient, factor.conj()), rtol=step, atol=4 * step
+    )
+    assert (both.grad[:, 2:] == 0).all()
+
+
 def test_far_positions_are_exact_in_float32():
     rope = RotaryPositions(64, 10000.0, None, 10)
     cosine, _ = rope.angles(torch.tensor([1_000_003]), torch.float32)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from eyas.drafter import attention_blocks, attention_flash
 from eyas.drafter.attention_blocks import QueryBlock
+from eyas.drafter.kernels.compiled import kernels_for
 from eyas.drafter.wide import wide_dtype
 
 BLOCK_SCORES = 1 << 23
@@ -128,7 +129,14 @@ class _StepAttention(torch.autograd.Function):
         output, normaliser = plan.forward.kernel.forward(
             query, key, value, plan.query_rows, plan.forward.blocks
         )
-        if len(own_key):
+        kernels = kernels_for(query)
+        if len(own_key) and kernels is not None:
+            output = output.to(query.dtype).contiguous()
+            normaliser = normaliser.contiguous()
+            kernels.merge_own(
+                query.contiguous(), own_key.contiguous(), own_value.contiguous(), output, normaliser
+            )
+        elif len(own_key):
             own = _own_products(_quick(query), own_key).mul_(query.shape[-1] ** -0.5)
             first = normaliser
             for score in own:
@@ -148,6 +156,19 @@ class _StepAttention(torch.autograd.Function):
         d_query, d_key, d_value = plan.backward.kernel.backward(
             d_output, query, key, value, output, normaliser, plan.query_rows, plan.backward.blocks
         )
+        kernels = kernels_for(query)
+        if len(own_key) and kernels is not None:
+            d_query = d_query.contiguous()
+            d_own_key, d_own_value = kernels.merge_own_gradient(
+                d_output,
+                query.contiguous(),
+                own_key.contiguous(),
+                own_value.contiguous(),
+                output,
+                normaliser,
+                d_query,
+            )
+            return d_query, d_key, d_value, d_own_key, d_own_value, None
         d_own_key, d_own_value = torch.empty_like(own_key), torch.empty_like(own_value)
         if len(own_key):
             scale, queries, d_outputs = query.shape[-1] ** -0.5, _quick(query), _quick(d_output)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eyas.drafter.few_shapes import filled, missing
+from eyas.drafter.kernels.compiled import kernels_for
 from eyas.drafter.wide import wide_dtype
 
 _LEAST_EXPONENT = {
@@ -36,7 +37,8 @@ class QueryBlock(NamedTuple):
 def forward(
     query: Tensor, key: Tensor, value: Tensor, query_rows: Tensor, blocks: list[QueryBlock]
 ) -> tuple[Tensor, Tensor]:
-    """Output ``[n, heads, D]`` and log-sum-exp of the scores ``[n, heads]``, both at least float32.
+    """Output ``[n, heads, D]`` in the arithmetic of the query, and log-sum-exp of the scores ``[n, heads]``,
+    at least float32.
 
     Args:
         query: ``[n, heads, D]``.
@@ -45,16 +47,14 @@ def forward(
     """
     of = _Grouped(query, key, query_rows, blocks)
     value_of = of.by_group(value)
-    output = torch.empty_like(of.query, dtype=of.wide)
+    output = torch.empty_like(of.query)
     normaliser = of.query.new_empty(of.query.shape[:-1], dtype=of.wide)
-    for queries, keys, scores, unseen in of.blocks():
+    for queries, keys, scores, seen in of.blocks():
         num_queries = queries.stop - queries.start
-        peak = scores.amax(dim=-1, keepdim=True)
-        weights = unseen.exponentials(scores, peak)
-        total = weights.sum(dim=-1, keepdim=True)
-        part = torch.bmm(weights.to(query.dtype).flatten(1, 2), value_of[:, keys])
-        output[:, queries] = (part.view(*total.shape[:-1], -1) / total)[:, :num_queries]
-        normaliser[:, queries] = total.log_().add_(peak).squeeze(-1)[:, :num_queries]
+        weights, part_normaliser = seen.softmax(scores)
+        part = torch.bmm(weights.flatten(1, 2), value_of[:, keys]).view(*weights.shape[:-1], -1)
+        output[:, queries] = part[:, :num_queries]
+        normaliser[:, queries] = part_normaliser[:, :num_queries]
     return of.scatter(output), of.scatter(normaliser.unsqueeze(-1)).squeeze(-1)
 
 
@@ -73,18 +73,19 @@ def backward(
     value_of = of.by_group(value)
     d_output_of = of.gather(d_output)
     # d(score) = weight * (d(weight) - sum of weight * d(weight)), and that sum is output . d(output)
-    mean = (d_output_of * of.gather(output)).sum(dim=-1, keepdim=True, dtype=of.wide)
-    normaliser_of = of.gather(normaliser.unsqueeze(-1))
+    mean = (d_output_of * of.gather(output)).sum(dim=-1, dtype=of.wide)
+    normaliser_of = of.gather(normaliser.unsqueeze(-1)).squeeze(-1)
     d_query = torch.empty_like(of.query)
     d_key, d_value = torch.zeros_like(of.key), torch.zeros_like(value_of)
-    for queries, keys, scores, unseen in of.blocks():
+    for queries, keys, scores, seen in of.blocks():
         # queries that are filled up have no gradient to give, and get none that is kept
         d_part = of.part(d_output_of, queries).flatten(1, 2)
-        weights = unseen.exponentials(scores, of.part(normaliser_of, queries))
-        d_value[:, keys].baddbmm_(weights.to(query.dtype).flatten(1, 2).transpose(1, 2), d_part)
-        d_weights = torch.bmm(d_part, value_of[:, keys].transpose(1, 2)).to(of.wide).view_as(weights)
-        d_scores = d_weights.sub_(of.part(mean, queries)).mul_(weights)
-        d_scores = d_scores.to(query.dtype).flatten(1, 2)
+        d_weights = torch.bmm(d_part, value_of[:, keys].transpose(1, 2)).view_as(scores)
+        weights, d_scores = seen.gradient(
+            scores, d_weights, of.part(normaliser_of, queries), of.part(mean, queries)
+        )
+        d_scores = d_scores.flatten(1, 2)
+        d_value[:, keys].baddbmm_(weights.flatten(1, 2).transpose(1, 2), d_part)
         d_queries = torch.bmm(d_scores, of.key[:, keys]).view(*weights.shape[:-1], -1)
         d_query[:, queries] = d_queries[:, : queries.stop - queries.start]
         d_key[:, keys].baddbmm_(d_scores.transpose(1, 2), of.part(of.query, queries).flatten(1, 2))
@@ -125,39 +126,72 @@ class _Grouped:
         return x.transpose(0, 1).flatten(1, 2)
 
     def part(self, x: Tensor, queries: slice) -> Tensor:
-        """The queries of a block from ``[G, n, group, c]``, filled up."""
+        """The queries of a block from ``[G, n, ...]``, filled up."""
         more = missing(self.query, queries.stop - queries.start)
-        return F.pad(x[:, queries], (0, 0, 0, 0, 0, more)) if more else x[:, queries]
+        return F.pad(x[:, queries], (0, 0) * (x.ndim - 2) + (0, more)) if more else x[:, queries]
 
-    def blocks(self) -> Iterator[tuple[slice, slice, Tensor, _Unseen]]:
-        """Queries, keys, and scores ``[G, n, group, r]`` of each block, those of unseen keys lowered."""
+    def blocks(self) -> Iterator[tuple[slice, slice, Tensor, _Seen]]:
+        """Queries, keys, and scores ``[G, n, group, r]`` of each block, with what is seen of them."""
         for block in self._blocks:
             queries, keys = slice(block.first, block.last), slice(block.key, block.end)
-            rows = torch.arange(block.behind, block.end, device=self.query.device)
-            query_rows = self._rows[queries]
-            seen = (rows <= filled(query_rows, like=self.query).unsqueeze(1)).to(self.wide)
-            unseen = _Unseen(seen.unsqueeze(1), block.behind - block.key)
+            rows = filled(self._rows[queries], like=self.query)
             part = self.part(self.query, queries)
             scores = torch.bmm(part.flatten(1, 2), self.key[:, keys].transpose(1, 2))
-            scores = scores.to(self.wide).view(*part.shape[:-1], block.end - block.key)
-            unseen.lower(scores)
-            yield queries, keys, scores, unseen
+            scores = scores.view(*part.shape[:-1], block.end - block.key)
+            yield queries, keys, scores, _Seen(rows - block.key + 1, block.behind - block.key)
 
 
-class _Unseen:
-    """Keys of a block that some of its queries do not see: those behind the first query's row.
+class _Seen:
+    """How many keys each query of a block sees, the first ones always: softmax and gradient of its scores.
 
-    ``seen`` is ``[n, 1, r']``, one or zero, for the last r' keys.
+    Args:
+        counts: int64 ``[n]``.
+        all_see: keys that every query sees.
     """
 
-    def __init__(self, seen: Tensor, start: int) -> None:
-        self._seen, self._start = seen, start
+    def __init__(self, counts: Tensor, all_see: int) -> None:
+        self._counts, self._start = counts, all_see
 
-    def lower(self, scores: Tensor) -> None:
-        """Take unseen scores below all others."""
-        scores[..., self._start :].add_((self._seen - 1) * (torch.finfo(scores.dtype).max / 4))
+    def softmax(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights and log-sum-exp ``[G, n, group]`` of ``scores [G, n, group, r]``, which may be changed."""
+        kernels = kernels_for(scores)
+        if kernels is not None:
+            return scores, kernels.weights_of_scores(scores, self._counts)
+        wide, seen = self._lowered(scores)
+        peak = wide.amax(dim=-1, keepdim=True)
+        weights = self._exponentials(wide, peak, seen)
+        total = weights.sum(dim=-1, keepdim=True)
+        return weights.div_(total).to(scores.dtype), total.log_().add_(peak).squeeze(-1)
 
-    def exponentials(self, scores: Tensor, peak: Tensor) -> Tensor:
+    def gradient(
+        self, scores: Tensor, d_weights: Tensor, normaliser: Tensor, mean: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Weights and d(scores), both ``[G, n, group, r]``; what is given may be changed.
+
+        Args:
+            normaliser, mean: ``[G, n, group]``, of the whole softmax: log-sum-exp, sum of weight * d(weight).
+        """
+        kernels = kernels_for(scores)
+        if kernels is not None:
+            kernels.gradient_of_scores(
+                scores, d_weights, self._counts, normaliser.contiguous(), mean.contiguous()
+            )
+            return scores, d_weights
+        wide, seen = self._lowered(scores)
+        weights = self._exponentials(wide, normaliser.unsqueeze(-1), seen)
+        d_scores = d_weights.to(wide.dtype).sub_(mean.unsqueeze(-1)).mul_(weights)
+        return weights.to(scores.dtype), d_scores.to(scores.dtype)
+
+    def _lowered(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Wide scores, those of unseen keys below all others; and for the keys that not all queries see
+        ``[n, 1, r']``, one where a key is seen and zero elsewhere."""
+        wide = scores.to(wide_dtype(scores.dtype))
+        keys = torch.arange(self._start, scores.shape[-1], device=scores.device)
+        seen = (keys < self._counts.unsqueeze(1)).to(wide.dtype).unsqueeze(1)
+        wide[..., self._start :].add_((seen - 1) * (torch.finfo(wide.dtype).max / 4))
+        return wide, seen
+
+    def _exponentials(self, scores: Tensor, peak: Tensor, seen: Tensor) -> Tensor:
         """In place, exp(scores - peak), exactly zero where a key is not seen.
 
         The exponential of a number that underflows takes ten to twenty times as long as another on a CPU,
@@ -167,5 +201,5 @@ class _Unseen:
         behind = scores[..., self._start :]
         behind.clamp_(min=_LEAST_EXPONENT[scores.dtype])
         scores.exp_()
-        behind.mul_(self._seen)
+        behind.mul_(seen)
         return scores

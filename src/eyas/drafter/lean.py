@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from eyas.drafter.kernels.compiled import kernels_for
 from eyas.drafter.wide import wide_dtype
 
 
@@ -36,6 +37,11 @@ def silu_gated(gate: Tensor, up: Tensor) -> Tensor:
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        kernels = kernels_for(x)
+        if kernels is not None and weight.dtype == torch.float32:
+            normed, scale = kernels.norm(x.contiguous(), weight, eps)
+            ctx.save_for_backward(x, weight, scale)
+            return normed
         wide = x.to(wide_dtype(x.dtype))
         scale = wide.square().mean(dim=-1, keepdim=True).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
@@ -44,6 +50,14 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight, scale = ctx.saved_tensors
+        if scale.ndim == 1:
+            kernels = kernels_for(x)
+            assert kernels is not None
+            of_x, of_weight = ctx.needs_input_grad[:2]
+            made, of_rows = kernels.norm_gradient(
+                gradients[0].contiguous(), x.contiguous(), weight, scale, of_x=of_x
+            )
+            return made, of_rows if of_weight else None, None
         gradient = gradients[0].to(scale.dtype)
         normed = x.to(scale.dtype) * scale
         product = gradient * normed
@@ -60,10 +74,16 @@ class _SiluGated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
+        kernels = kernels_for(gate)
+        if kernels is not None and up.dtype == gate.dtype:
+            return kernels.gate(gate.contiguous(), up.contiguous())
         return F.silu(gate).mul_(up)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
+        kernels = kernels_for(gate)
+        if kernels is not None and up.dtype == gate.dtype:
+            return kernels.gate_gradient(gradients[0].contiguous(), gate.contiguous(), up.contiguous())
         d_up = F.silu(gate).mul_(gradients[0])
         return torch.ops.aten.silu_backward(gradients[0] * up, gate), d_up

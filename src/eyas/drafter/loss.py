@@ -30,6 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eyas.drafter.few_shapes import joined, linear
+from eyas.drafter.kernels.compiled import kernels_for
 from eyas.drafter.settings import LossKind
 from eyas.drafter.wide import wide_dtype
 
@@ -186,6 +187,9 @@ def _teacher_rows(task: LossTask, rows: slice) -> tuple[Tensor, Tensor, Tensor |
     """Of some places: p ``[r, K]``, log sum exp over the draft vocabulary ``[r, 1]``, and for ``kl``
     sum p log p ``[r]``."""
     logits = linear(task.teacher[rows], task.teacher_head)
+    kernels = kernels_for(logits)
+    if kernels is not None:
+        return kernels.softmax_rows(logits, entropy=task.kind == "kl")
     narrow = logits.dtype != wide_dtype(logits.dtype)
     teacher = torch.empty_like(logits, dtype=wide_dtype(logits.dtype)) if narrow else logits
     normalisers, entropies = [], []
@@ -224,6 +228,13 @@ def _losses(kind: LossKind, logits: Tensor, piece: _Piece, weight: float | None 
 
     Narrow logits are widened block by block, in the cache, and never as a whole.
     """
+    kernels = kernels_for(logits)
+    if kernels is not None:
+        plain = "soft_ce" if kind == "kl" else kind
+        made = kernels.loss_rows(
+            logits, piece.teacher, piece.mass, kind=plain, weight=weight, least=MIN_ACCEPTANCE
+        )
+        return made if piece.negative_entropy is None else made + piece.negative_entropy
     losses = []
     for rows in _row_blocks(logits):
         wide = _wide(logits[rows])

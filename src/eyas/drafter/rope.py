@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from eyas.base.errors import ConfigError
+from eyas.drafter.kernels.compiled import kernels_for
 
 SUPPORTED = ("default", "linear", "llama3", "yarn")
 
@@ -115,7 +116,7 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
     Turned in the arithmetic of the angles, returned in that of ``x``.
     """
-    turned: Tensor = _Rotate.apply(x, cosine.unsqueeze(-2), sine.unsqueeze(-2))  # type: ignore[no-untyped-call]
+    turned: Tensor = _Rotate.apply(x, cosine, sine)  # type: ignore[no-untyped-call]
     return turned
 
 
@@ -125,15 +126,23 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         ctx.save_for_backward(cosine, sine)
-        return _turned(x, cosine, sine)
+        return _turned(x, cosine, sine, back=False)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         cosine, sine = ctx.saved_tensors
-        return _turned(gradients[0], cosine, -sine), None, None
+        return _turned(gradients[0], cosine, sine, back=True), None, None
 
 
-def _turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+def _turned(x: Tensor, cosine: Tensor, sine: Tensor, *, back: bool) -> Tensor:
+    kernels = kernels_for(x)
+    if kernels is not None and x.ndim == 3 and cosine.shape == (len(x), x.shape[2] // 2):
+        if x.stride()[1:] != (x.shape[2], 1):
+            x = x.contiguous()
+        return kernels.turn(x, cosine.float().contiguous(), sine.float().contiguous(), back=back)
+    cosine, sine = cosine.unsqueeze(-2), sine.unsqueeze(-2)
+    if back:
+        sine = -sine
     wide = x.to(cosine.dtype)
     first, second = wide.chunk(2, dim=-1)
     output = torch.empty_like(wide)

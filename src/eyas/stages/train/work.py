@@ -13,6 +13,7 @@ from eyas.base.errors import NotReady, SealBroken
 from eyas.base.layout import Layout
 from eyas.base.seal import is_sealed, require_seal
 from eyas.base.units import counted
+from eyas.drafter.kernels.compiled import why_not
 from eyas.drafter.model import EagleDrafter
 from eyas.drafter.settings import TrainSettings
 from eyas.drafter.shape import DrafterShape
@@ -82,6 +83,8 @@ def run(project: Project, context: RunContext) -> dict[str, object]:
     recorded = recorded_train_dtype(project) if wanted == "auto" else None
     dtype = recorded or resolve_dtype(wanted, device)[0]
     settings = train_settings(project, dtype)
+    if device == "cpu" and dtype != "float64" and (reason := why_not()):
+        context.progress.say(f"training goes without its compiled passes and takes longer: {reason}")
     parts = load_parts(project.resolved.model, device, settings.master_dtype())
     begun = read_start(project, parts)
     vocabulary = _vocabulary(project, context, begun)

@@ -1,0 +1,1 @@
+"""Compiled passes over rows for the CPU; elsewhere, and where they were not built, torch's operations."""

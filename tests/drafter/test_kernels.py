@@ -1,0 +1,292 @@
+"""The compiled passes beside their definitions in float64."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from eyas.drafter.kernels import compiled
+from eyas.drafter.loss import MIN_ACCEPTANCE, LossTask, draft_loss
+from eyas.drafter.teacher import Teacher
+from eyas.drafter.vocabulary import DraftVocabulary
+from tests.drafter.naive import row_loss
+
+BUILT = {"_rows": True, "_rows_v3": "AVX2", "_rows_v4": "AVX512"}
+NARROW = [torch.float32, torch.bfloat16]
+STEP = {torch.float32: 2**-21, torch.bfloat16: 2**-8}
+"""Relative size of a rounding to the type, four of them in float32 for what was summed up before."""
+
+
+@pytest.fixture(params=BUILT)
+def library(request):
+    """Each build that this processor can run."""
+    if (reason := compiled.why_not()) is not None:
+        pytest.skip(f"no compiled passes: {reason}")
+    path = Path(compiled.__file__).with_name(request.param + EXTENSION_SUFFIXES[0])
+    order = ["DEFAULT", "AVX2", "AVX512"]
+    needed = BUILT[request.param]
+    found = torch.backends.cpu.get_cpu_capability()
+    if needed is not True and (found not in order or order.index(found) < order.index(needed)):
+        pytest.skip(f"this processor has no {needed}")
+    return ctypes.CDLL(str(path))
+
+
+@pytest.fixture(params=NARROW, ids=["float32", "bfloat16"])
+def dtype(request):
+    return request.param
+
+
+@pytest.fixture
+def kernels(library, dtype):
+    return compiled.Kernels(library, str(dtype).removeprefix("torch."))
+
+
+def draw(*size, seed=0, scale=1.0, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(size, generator=generator, dtype=torch.float64) * scale).to(dtype)
+
+
+def close(found, wanted, dtype, *, times=1):
+    step = STEP[dtype] * times
+    torch.testing.assert_close(found.double(), wanted, rtol=step, atol=step)
+
+
+@pytest.mark.parametrize("width", [1, 7, 16, 333])
+@pytest.mark.parametrize("kind", ["soft_ce", "lk", "mixed"])
+def test_losses_and_their_gradients(kernels, dtype, kind, width):
+    logits = draw(5, width, scale=4.0, dtype=dtype)
+    teacher = torch.softmax(draw(5, width, seed=1, scale=3.0), -1)
+    mass = torch.rand(5, 1, generator=torch.Generator().manual_seed(2))
+    exact = logits.double().requires_grad_()
+    q, real = torch.softmax(exact, -1), teacher.double() * mass.double()
+    cross = -(teacher.double() * torch.log_softmax(exact, -1)).sum(-1)
+    miss = -torch.minimum(q, real).sum(-1).log()
+    wanted = {"soft_ce": cross, "lk": miss, "mixed": cross + miss}[kind]
+    [gradient] = torch.autograd.grad((0.3 * wanted).sum(), exact)
+    plain = kernels.loss_rows(logits, teacher, mass, kind=kind, weight=None, least=MIN_ACCEPTANCE)
+    assert (logits.double() == exact.detach()).all(), "without a weight nothing is changed"
+    losses = kernels.loss_rows(logits, teacher, mass, kind=kind, weight=0.3, least=MIN_ACCEPTANCE)
+    assert torch.equal(plain, losses)
+    close(losses, wanted.detach(), torch.float32, times=4)
+    close(logits, gradient, dtype, times=2)
+
+
+def test_a_row_that_hardly_accepts_anything_has_no_lk_gradient(kernels, dtype):
+    logits = torch.tensor([[0.0, 40.0], [0.0, 1.0]], dtype=dtype)
+    teacher, mass = torch.tensor([[1.0, 0.0], [0.5, 0.5]]), torch.ones(2, 1)
+    losses = kernels.loss_rows(logits, teacher, mass, kind="lk", weight=1.0, least=MIN_ACCEPTANCE)
+    assert losses[0] == pytest.approx(-math.log(MIN_ACCEPTANCE), rel=1e-6)
+    assert (logits[0] == 0).all()
+    assert (logits[1] != 0).all()
+
+
+@pytest.mark.parametrize("width", [1, 19, 512])
+def test_softmax(kernels, dtype, width):
+    logits = draw(4, width, scale=5.0, dtype=dtype)
+    powers, normaliser, entropies = kernels.softmax_rows(logits, entropy=True)
+    exact = torch.softmax(logits.double(), -1)
+    close(powers, exact, torch.float32)
+    close(normaliser.squeeze(-1), torch.logsumexp(logits.double(), -1), torch.float32, times=4)
+    close(entropies, (exact * exact.log()).sum(-1), torch.float32, times=8)
+    assert kernels.softmax_rows(logits, entropy=False)[2] is None
+
+
+def test_exponentials_over_their_whole_range(library):
+    """Of 20,001 numbers down to where float32 has no normal ones left, beside numpy's in float64."""
+    kernels = compiled.Kernels(library, "float32")
+    x = torch.linspace(-87.3, 0.0, 20_001)
+    pairs = torch.stack([torch.zeros_like(x), x], dim=1)
+    powers, _, _ = kernels.softmax_rows(pairs, entropy=False)
+    wanted = np.exp(x.numpy().astype(np.float64))
+    error = np.abs(powers[:, 1].numpy() / (wanted / (1 + wanted)) - 1)
+    assert error.max() < 4 * 2**-23
+    far, _, _ = kernels.softmax_rows(torch.tensor([[0.0, -100.0, -1e30, -math.inf]]), entropy=False)
+    assert far.tolist() == [[1.0, 0.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_is_not_hidden(kernels, dtype, bad):
+    logits, teacher = draw(2, 40, dtype=dtype), torch.softmax(draw(2, 40, seed=1), -1)
+    logits[1, 17] = bad
+    losses = kernels.loss_rows(logits, teacher, None, kind="soft_ce", weight=1.0, least=MIN_ACCEPTANCE)
+    assert torch.isfinite(losses[0])
+    assert not torch.isfinite(losses[1])
+    assert torch.isfinite(logits[0]).all()
+    assert not torch.isfinite(logits[1]).all()
+    normed, _ = kernels.norm(torch.full((1, 8), bad, dtype=dtype), torch.ones(8), 1e-5)
+    assert not torch.isfinite(normed).any()
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 5), (70, 48)])
+def test_norm(kernels, dtype, rows, width):
+    x, gradient = draw(rows, width, dtype=dtype), draw(rows, width, seed=1, dtype=dtype)
+    weight = draw(width, seed=2)
+    exact, wide = x.double().requires_grad_(), weight.double().requires_grad_()
+    wanted = exact / (exact.square().mean(-1, keepdim=True) + 1e-3).sqrt() * wide
+    wanted.backward(gradient.double())
+    normed, scales = kernels.norm(x, weight, 1e-3)
+    close(normed, wanted.detach(), dtype)
+    d_x, d_weight = kernels.norm_gradient(gradient, x, weight, scales, of_x=True)
+    close(d_x, exact.grad, dtype, times=2)
+    close(d_weight, wide.grad, torch.float32, times=rows)
+    nothing, same = kernels.norm_gradient(gradient, x, weight, scales, of_x=False)
+    assert nothing is None
+    assert torch.equal(same, d_weight)
+
+
+@pytest.mark.parametrize("count", [3, 8_192, 20_000])
+def test_gate(kernels, dtype, count):
+    gate, up, gradient = (draw(count, seed=seed, scale=4.0, dtype=dtype) for seed in range(3))
+    gate[0] = 200.0
+    gate[1] = -200.0
+    leaves = [gate.double().requires_grad_(), up.double().requires_grad_()]
+    wanted = leaves[0] * torch.sigmoid(leaves[0]) * leaves[1]
+    wanted.backward(gradient.double())
+    close(kernels.gate(gate, up), wanted.detach(), dtype, times=2)
+    for found, leaf in zip(kernels.gate_gradient(gradient, gate, up), leaves, strict=True):
+        close(found, leaf.grad, dtype, times=4)
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_turn(kernels, dtype, back):
+    """Pairs as complex numbers; rows that lie apart, as those of keys beside values do."""
+    both = draw(6, 5, 8, dtype=dtype)
+    x = both[:, 1:3]
+    angles = draw(6, 4, seed=1, scale=3.0)
+    found = kernels.turn(x, angles.cos(), angles.sin(), back=back)
+    pairs = torch.complex(x[..., :4].double(), x[..., 4:].double())
+    factor = torch.complex(angles.cos().double(), angles.sin().double() * (-1 if back else 1))
+    wanted = pairs * factor.unsqueeze(1)
+    assert found.is_contiguous()
+    close(found, torch.cat([wanted.real, wanted.imag], -1), dtype, times=2)
+
+
+def test_softmax_of_scores_over_what_is_seen(kernels, dtype):
+    groups, queries, group, keys = 2, 4, 3, 21
+    scores = draw(groups, queries, group, keys, scale=3.0, dtype=dtype)
+    d_weights = draw(groups, queries, group, keys, seed=1, dtype=dtype)
+    mean = draw(groups, queries, group, seed=2)
+    seen = torch.tensor([0, 1, 17, 30])
+    exact, gradient = scores.double(), d_weights.double()
+    weights = scores.clone()
+    normaliser = kernels.weights_of_scores(weights, seen)
+    again = scores.clone()
+    kernels.gradient_of_scores(again, d_weights, seen, normaliser, mean)
+    for query, count in enumerate([0, 1, 17, 21]):
+        wanted = torch.zeros(groups, group, keys, dtype=torch.float64)
+        wanted[..., :count] = torch.softmax(exact[:, query, :, :count], -1)
+        close(weights[:, query], wanted, dtype)
+        close(again[:, query], wanted, dtype, times=2)
+        assert (weights[:, query, :, count:] == 0).all()
+        d_scores = wanted * (gradient[:, query] - mean[:, query].double().unsqueeze(-1))
+        close(d_weights[:, query], d_scores, dtype, times=4)
+        if count:
+            sums = torch.logsumexp(exact[:, query, :, :count], -1)
+            close(normaliser[:, query], sums, torch.float32, times=4)
+
+
+@pytest.mark.parametrize("steps", [1, 6])
+@pytest.mark.parametrize("group", [1, 3])
+def test_own_keys_and_values(kernels, dtype, steps, group):
+    """One softmax over earlier keys and own ones, of which the earlier part is given with its normaliser."""
+    rows, groups, width, earlier = 5, 2, 8, 4
+    heads = groups * group
+    query = draw(rows, heads, width, dtype=dtype)
+    own = [draw(steps, rows, groups, width, seed=seed, dtype=dtype) for seed in (1, 2)]
+    gradient = draw(rows, heads, width, seed=3, dtype=dtype)
+    scores = draw(rows, heads, earlier, seed=4).double()
+    values = draw(rows, heads, earlier, width, seed=5).double()
+    output = (torch.softmax(scores, -1).unsqueeze(-2) @ values).squeeze(-2).to(dtype)
+    normaliser = torch.logsumexp(scores, -1).float()
+
+    exact_query, key, value = (x.double().requires_grad_() for x in (query, *own))
+    by_head = [x.repeat_interleave(group, dim=2).permute(1, 2, 0, 3) for x in (key, value)]
+    later = (by_head[0] @ exact_query.unsqueeze(-1)).squeeze(-1) / math.sqrt(width)
+    weights = torch.softmax(torch.cat([normaliser.double().unsqueeze(-1), later], -1), -1)
+    wanted = weights[..., :1] * output.double() + (weights[..., 1:].unsqueeze(-2) @ by_head[1]).squeeze(-2)
+    total = torch.logaddexp(normaliser.double(), torch.logsumexp(later, -1)).detach()
+    d_query = draw(rows, heads, width, seed=6, dtype=dtype)
+    before = d_query.double()
+    # of the earlier part only the output is known here, so its share is that of one key with that output
+    expected = torch.autograd.grad((wanted * gradient.double()).sum(), (exact_query, key, value))
+
+    kernels.merge_own(query, *own, output, normaliser)
+    close(output, wanted.detach(), dtype, times=2)
+    close(normaliser, total, torch.float32, times=4)
+    found = kernels.merge_own_gradient(gradient, query, *own, output, normaliser, d_query)
+    close(d_query, before + expected[0], dtype, times=4)
+    for one, other in zip(found, expected[1:], strict=True):
+        close(one, other, dtype, times=8)
+
+
+def test_results_do_not_depend_on_the_number_of_threads(kernels, dtype):
+    x, gradient, weight = draw(101, 64, dtype=dtype), draw(101, 64, seed=1, dtype=dtype), draw(64, seed=2)
+    teacher = torch.softmax(draw(101, 64, seed=3), -1)
+    results = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            logits = x.clone()
+            losses = kernels.loss_rows(logits, teacher, None, kind="soft_ce", weight=0.5, least=1e-6)
+            normed, scales = kernels.norm(x, weight, 1e-5)
+            d_x, d_weight = kernels.norm_gradient(gradient, x, weight, scales, of_x=True)
+            results.append([losses, logits, normed, d_x, d_weight, kernels.gate(x, gradient)])
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["soft_ce", "kl", "lk", "mixed"])
+def test_losses_of_a_vocabulary_equal_brute_force(passes, kind):
+    """Chunks of logits and rows left out between steps, in float32, with and without the compiled passes."""
+    vocabulary = DraftVocabulary(np.arange(0, 96, 2), 101)
+    target_head, head = draw(101, 16, seed=1, scale=0.5), draw(48, 16, seed=2, scale=0.5).requires_grad_()
+    teacher = Teacher(target_head, vocabulary, device=torch.device("cpu"), dtype=torch.float32)
+    last = draw(30, 16, seed=3)
+    kept = [np.arange(30), np.array([*range(12), *range(15, 28)])]
+    states = [draw(len(places), 16, seed=4 + i).requires_grad_() for i, places in enumerate(kept)]
+    normaliser = teacher.full_facts(last).log_normaliser
+    loss, sums = draft_loss(
+        states, head, LossTask(kind, kept, last, teacher.draft_head, normaliser, [0.3, 0.2])
+    )
+    found = torch.autograd.grad(loss, [head, *states])
+    leaves = [x.detach().double().requires_grad_() for x in (head, *states)]
+    ids = torch.from_numpy(vocabulary.target_ids)
+    per_step = []
+    for step, places in enumerate(kept):
+        logits = leaves[1 + step] @ leaves[0].T
+        targets = last.double() @ target_head.double().T
+        rows = (row_loss(kind, logits[i], targets[place + step], ids) for i, place in enumerate(places))
+        per_step.append(sum(rows))
+    exact = 0.3 * per_step[0] + 0.2 * per_step[1]
+    torch.testing.assert_close(sums.double(), torch.stack(per_step).detach(), rtol=1e-5, atol=1e-4)
+    for one, other in zip(found, torch.autograd.grad(exact, leaves), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5)
+
+
+def test_functions_of_another_revision_are_not_called(monkeypatch):
+    if (reason := compiled.why_not()) is not None:
+        pytest.skip(f"no compiled passes: {reason}")
+    x = torch.ones(2, 3)
+    assert compiled.kernels_for(x) is not None
+    assert compiled.kernels_for(x.double()) is None
+    for cached in (compiled._library, compiled._kernels):
+        cached.cache_clear()
+    try:
+        monkeypatch.setattr(compiled, "REVISION", compiled.REVISION + 1)
+        assert "other source" in (compiled.why_not() or "")
+        assert compiled.kernels_for(x) is None
+        monkeypatch.undo()
+        monkeypatch.setattr(compiled, "__file__", "/nowhere/compiled.py")
+        assert "compiler" in (compiled.why_not() or "")
+    finally:
+        for cached in (compiled._library, compiled._kernels):
+            cached.cache_clear()
