@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from benchmarks.append import make_samples, write_store, write_torch
 
+from eyas.drafter.kernels.compiled import copy_rows
 from eyas.stages.stored_states import to_torch
 from eyas.store.ledger import Ledger
 from eyas.store.reader import StoreReader
@@ -36,8 +37,8 @@ def read_store(reader: StoreReader, order: list[str], batch: torch.Tensor) -> No
         stored = reader.sample(sample)
         aux, last = to_torch(stored.aux).flatten(1), to_torch(stored.last)
         place = batch[number % _SAMPLES_PER_BATCH]
-        place[: len(aux), : aux.shape[1]].copy_(aux)
-        place[: len(last), aux.shape[1] :].copy_(last)
+        copy_rows(place[: len(aux), : aux.shape[1]], aux)
+        copy_rows(place[: len(last), aux.shape[1] :], last)
 
 
 def run(root: Path | None = None) -> dict[str, Any]:

@@ -290,3 +290,28 @@ def test_functions_of_another_revision_are_not_called(monkeypatch):
     finally:
         for cached in (compiled._library, compiled._kernels):
             cached.cache_clear()
+
+
+@pytest.mark.usefixtures("passes")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.int32])
+def test_rows_are_copied_and_nothing_beside_them(dtype):
+    """At every offset from a line of the cache, of every length around it, from rows that lie apart."""
+    source = torch.randint(-100, 100, (3, 300), generator=torch.Generator().manual_seed(0)).to(dtype)
+    for first in range(40):
+        for width in [*range(5), 31, 32, 33, 63, 64, 65, 200]:
+            wide = torch.full((3, 300), 7, dtype=dtype)
+            compiled.copy_rows(wide[:, first : first + width], source[:, 11 : 11 + width])
+            wanted = torch.full((3, 300), 7, dtype=dtype)
+            wanted[:, first : first + width] = source[:, 11 : 11 + width]
+            assert torch.equal(wide, wanted), (first, width)
+
+
+@pytest.mark.usefixtures("passes")
+def test_rows_of_another_type_are_converted_and_of_another_shape_refused():
+    place = torch.zeros(2, 3)
+    compiled.copy_rows(place, torch.ones(2, 3, dtype=torch.bfloat16))
+    assert (place == 1).all()
+    compiled.copy_rows(place.T, torch.arange(6.0).view(3, 2))
+    assert place.tolist() == [[0, 2, 4], [1, 3, 5]]
+    with pytest.raises(RuntimeError, match="size"):
+        compiled.copy_rows(place, torch.ones(3, 4))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from eyas.base.errors import DataError
+from eyas.drafter.kernels.compiled import copy_rows
 from eyas.drafter.rows import Spans, supervised_rows
 
 
@@ -92,7 +94,8 @@ def pack(
     Raises:
         DataError: a sample lacks a last state that its spans call for.
     """
-    aux, next_tokens, positions, teacher, targets = [], [], [], [], []
+    stored: list[tuple[TrainingSample, npt.NDArray[np.int64]]] = []
+    next_tokens, positions, targets = [], [], []
     query_rows: list[npt.NDArray[np.int64]] = []
     parts_of_step: list[list[npt.NDArray[np.int64]]] = [[] for _ in range(steps)]
     row_bounds, query_bounds = [0], [0]
@@ -105,10 +108,9 @@ def pack(
         num_rows = int(first[-1]) + 1
         ids.append(sample.id)
         tokens = np.asarray(sample.tokens, dtype=np.int64)
-        aux.append(sample.aux[:num_rows].to(device=device, dtype=dtype))
+        stored.append((sample, first))
         next_tokens.append(tokens[1 : num_rows + 1])
         positions.append(np.arange(num_rows))
-        teacher.append(_teacher_rows(sample, first).to(device=device, dtype=dtype))
         targets.append(tokens[first + 2])
         query_rows.append(first + row_bounds[-1])
         for step in range(steps):
@@ -116,22 +118,28 @@ def pack(
             parts_of_step[step].append(np.searchsorted(first, rows) + query_bounds[-1])
         row_bounds.append(row_bounds[-1] + num_rows)
         query_bounds.append(query_bounds[-1] + len(first))
-    if not aux:
+    if not stored:
         return None
 
     def on_device(parts: list[npt.NDArray[np.int64]]) -> Tensor:
         return torch.from_numpy(np.concatenate(parts)).to(device)
 
+    aux = torch.empty((row_bounds[-1], *stored[0][0].aux.shape[1:]), device=device, dtype=dtype)
+    teacher = torch.empty((query_bounds[-1], stored[0][0].last.shape[1]), device=device, dtype=dtype)
+    for i, (sample, first) in enumerate(stored):
+        start, end = row_bounds[i : i + 2]
+        copy_rows(aux[start:end].flatten(1), sample.aux[: end - start].flatten(1))
+        _copy_teacher_rows(teacher[query_bounds[i] : query_bounds[i + 1]], sample, first)
     kept = [np.concatenate(parts) for parts in parts_of_step]
     return PackedBatch(
-        aux=torch.cat(aux),
+        aux=aux,
         next_tokens=on_device(next_tokens),
         positions=on_device(positions),
         query_rows=np.concatenate(query_rows),
         query_rows_on_device=on_device(query_rows),
         kept=kept,
         kept_on_device=[torch.from_numpy(places).to(device) for places in kept],
-        teacher=torch.cat(teacher),
+        teacher=teacher,
         targets=on_device(targets),
         row_bounds=row_bounds,
         query_bounds=query_bounds,
@@ -140,7 +148,7 @@ def pack(
     )
 
 
-def _teacher_rows(sample: TrainingSample, first: npt.NDArray[np.int64]) -> Tensor:
+def _copy_teacher_rows(place: Tensor, sample: TrainingSample, first: npt.NDArray[np.int64]) -> None:
     places = np.searchsorted(sample.last_rows, first + 1)
     found = places < len(sample.last_rows)
     if not found.all() or (sample.last_rows[places] != first + 1).any():
@@ -153,4 +161,7 @@ def _teacher_rows(sample: TrainingSample, first: npt.NDArray[np.int64]) -> Tenso
         raise DataError(
             "a captured sample's last states and their rows differ in number", where=f"sample {sample.id}"
         )
-    return sample.last[torch.from_numpy(places)]
+    # rows of one answer lie side by side
+    edges = [0, *(np.flatnonzero(np.diff(places) != 1) + 1).tolist(), len(places)]
+    for start, end in pairwise(edges):
+        copy_rows(place[start:end], sample.last[places[start] : places[end - 1] + 1])

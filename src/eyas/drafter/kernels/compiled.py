@@ -7,10 +7,12 @@ C++ compiler. Everything that calls them has another way without them, to which 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +38,11 @@ _ARGUMENTS = {
     "own_forward": "pppppiiiiii",
     "own_backward": "pppppppppiiiiii",
 }
-_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
+_TYPES: dict[str, type[ctypes._SimpleCData[Any]]] = {
+    "p": ctypes.c_void_p,
+    "i": ctypes.c_int64,
+    "f": ctypes.c_float,
+}
 _SUFFIXES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
@@ -260,6 +266,25 @@ def _sizes(query: Tensor, own: Tensor) -> Sequence[int]:
     return steps, rows, groups, query.shape[1] // groups, width
 
 
+def copy_rows(place: Tensor, rows: Tensor) -> None:
+    """``place.copy_(rows)``; ``[n, c]`` of one type on the CPU are written by one thread, past the caches."""
+    alike = place.dtype == rows.dtype and place.shape == rows.shape
+    here = place.device.type == rows.device.type == "cpu"
+    if alike and here and place.ndim == 2 and place.stride(1) == rows.stride(1) == 1 and USE["compiled"]:
+        with suppress(NotBuilt):
+            size = rows.element_size()
+            _copy()(
+                place.data_ptr(),
+                place.stride(0) * size,
+                rows.data_ptr(),
+                rows.stride(0) * size,
+                len(rows),
+                rows.shape[1] * size,
+            )
+            return
+    place.copy_(rows)
+
+
 def kernels_for(x: Tensor) -> Kernels | None:
     """The passes for a tensor's arithmetic and device, where there are any."""
     if x.device.type != "cpu" or x.dtype not in _SUFFIXES or not USE["compiled"]:
@@ -282,6 +307,13 @@ def why_not() -> str | None:
 @cache
 def _kernels(dtype: torch.dtype) -> Kernels:
     return Kernels(_library(), _SUFFIXES[dtype])
+
+
+@cache
+def _copy() -> Callable[..., None]:
+    function = _library().eyas_copy_rows
+    function.restype, function.argtypes = None, [_TYPES[letter] for letter in "pipiii"]
+    return function
 
 
 @cache

@@ -9,7 +9,11 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <memory>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 namespace {
 
@@ -398,9 +402,43 @@ void own_backward(const T* d_output, const T* query, const T* key, const T* valu
 
 }  // namespace
 
-// Of the functions' arguments; the same number stands in compiled.py.
 extern "C" {
+
+// Of the functions' arguments; the same number stands in compiled.py.
 int64_t eyas_rows_revision = 1;
+
+// Rows of so many bytes, strides in bytes, by one thread. Written past the caches: a batch is larger than they are and
+// is read later, so that a third of the traffic (fetching what is then written over) and what others keep there are
+// saved.
+void eyas_copy_rows(char* to, int64_t to_stride, const char* from, int64_t from_stride, int64_t rows, int64_t bytes) {
+    for (int64_t r = 0; r < rows; r++) {
+        char* place = to + r * to_stride;
+        const char* source = from + r * from_stride;
+        int64_t left = bytes;
+#ifdef __SSE2__
+        const int64_t before = -reinterpret_cast<uintptr_t>(place) & 63;
+        if (left >= before + 64) {
+            std::memcpy(place, source, before);
+            place += before, source += before, left -= before;
+            for (; left >= 64; place += 64, source += 64, left -= 64) {
+                const auto* load = reinterpret_cast<const __m128i*>(source);
+                auto* store = reinterpret_cast<__m128i*>(place);
+                const __m128i a = _mm_loadu_si128(load), b = _mm_loadu_si128(load + 1);
+                const __m128i c = _mm_loadu_si128(load + 2), d = _mm_loadu_si128(load + 3);
+                _mm_stream_si128(store, a);
+                _mm_stream_si128(store + 1, b);
+                _mm_stream_si128(store + 2, c);
+                _mm_stream_si128(store + 3, d);
+            }
+        }
+#endif
+        std::memcpy(place, source, left);
+    }
+#ifdef __SSE2__
+    _mm_sfence();
+#endif
+}
+
 }
 
 // Pointers to the functions, by name and arithmetic; their arguments are listed in compiled.py.
