@@ -18,7 +18,7 @@ from eyas.store.ledger import Ledger
 from eyas.store.reader import StoreReader
 
 _SAMPLES_PER_BATCH = 4
-_ROUNDS = 5
+_ROUNDS = 20
 
 
 def read_torch(folder: Path, order: list[str], batch: torch.Tensor) -> None:

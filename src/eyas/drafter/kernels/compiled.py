@@ -24,6 +24,7 @@ USE = {"compiled": True}
 
 _GENERATIONS = {"AVX512": "_rows_v4", "AVX2": "_rows_v3"}
 _OTHERS = "_rows"
+_LARGE_COPY = 1 << 20  # bytes from which a copy is shared among threads
 # p: a pointer, i: int64, f: float; in the order of rows.cpp
 _ARGUMENTS = {
     "loss_rows": "pppiiiiffpi",
@@ -267,12 +268,13 @@ def _sizes(query: Tensor, own: Tensor) -> Sequence[int]:
 
 
 def copy_rows(place: Tensor, rows: Tensor) -> None:
-    """``place.copy_(rows)``; ``[n, c]`` of one type on the CPU are written by one thread, past the caches."""
+    """``place.copy_(rows)``; ``[n, c]`` of one type on the CPU are written past the caches."""
     alike = place.dtype == rows.dtype and place.shape == rows.shape
     here = place.device.type == rows.device.type == "cpu"
     if alike and here and place.ndim == 2 and place.stride(1) == rows.stride(1) == 1 and USE["compiled"]:
         with suppress(NotBuilt):
             size = rows.element_size()
+            many = rows.numel() * size >= _LARGE_COPY
             _copy()(
                 place.data_ptr(),
                 place.stride(0) * size,
@@ -280,6 +282,7 @@ def copy_rows(place: Tensor, rows: Tensor) -> None:
                 rows.stride(0) * size,
                 len(rows),
                 rows.shape[1] * size,
+                torch.get_num_threads() if many else 1,
             )
             return
     place.copy_(rows)
@@ -312,7 +315,7 @@ def _kernels(dtype: torch.dtype) -> Kernels:
 @cache
 def _copy() -> Callable[..., None]:
     function = _library().eyas_copy_rows
-    function.restype, function.argtypes = None, [_TYPES[letter] for letter in "pipiii"]
+    function.restype, function.argtypes = None, [_TYPES[letter] for letter in "pipiiii"]
     return function
 
 

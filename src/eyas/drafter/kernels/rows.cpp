@@ -407,10 +407,11 @@ extern "C" {
 // Of the functions' arguments; the same number stands in compiled.py.
 int64_t eyas_rows_revision = 1;
 
-// Rows of so many bytes, strides in bytes, by one thread. Written past the caches: a batch is larger than they are and
-// is read later, so that a third of the traffic (fetching what is then written over) and what others keep there are
-// saved.
-void eyas_copy_rows(char* to, int64_t to_stride, const char* from, int64_t from_stride, int64_t rows, int64_t bytes) {
+// Rows of so many bytes, strides in bytes. Written past the caches: a batch is larger than they are and is read later,
+// so that a third of the traffic (fetching what is then written over) and what others keep there are saved.
+void eyas_copy_rows(char* to, int64_t to_stride, const char* from, int64_t from_stride, int64_t rows, int64_t bytes,
+                    int64_t threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
     for (int64_t r = 0; r < rows; r++) {
         char* place = to + r * to_stride;
         const char* source = from + r * from_stride;
@@ -433,10 +434,10 @@ void eyas_copy_rows(char* to, int64_t to_stride, const char* from, int64_t from_
         }
 #endif
         std::memcpy(place, source, left);
-    }
 #ifdef __SSE2__
-    _mm_sfence();
+        _mm_sfence();
 #endif
+    }
 }
 
 }
