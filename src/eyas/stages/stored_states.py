@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 import torch
 
 from eyas.drafter.batch import TrainingSample
@@ -16,10 +17,21 @@ from eyas.store.tensors import StoredTensor
 
 def to_torch(stored: StoredTensor) -> torch.Tensor:
     """The same bytes as a torch tensor; read-only in fact, since a segment is mapped read-only."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        tensor = torch.from_numpy(stored.array)
+    tensor = torch.from_numpy(stored.array)
     return tensor.view(torch.bfloat16) if stored.dtype == "BF16" else tensor
+
+
+def _hear_of_it_once() -> None:
+    """torch says once in a process that tensors of read-only arrays must not be written to. It is said here,
+    where nobody listens: filters of warnings are shared among threads, and samples are read in one of them."""
+    array = np.zeros(1)
+    array.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.from_numpy(array)
+
+
+_hear_of_it_once()
 
 
 class StoredSamples:
