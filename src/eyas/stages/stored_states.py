@@ -23,7 +23,7 @@ def to_torch(stored: StoredTensor) -> torch.Tensor:
 
 def _hear_of_it_once() -> None:
     """torch says once in a process that tensors of read-only arrays must not be written to. It is said here,
-    where nobody listens: filters of warnings are shared among threads, and samples are read in one of them."""
+    where nobody listens: filters of warnings are shared among threads, and one of them reads samples."""
     array = np.zeros(1)
     array.flags.writeable = False
     with warnings.catch_warnings():
