@@ -31,7 +31,7 @@ help:
 	@echo "make servers  .servers/: vLLM and SGLang for the CPU, for the tests against real engines"
 	@echo "make peers  .peers/: other EAGLE-3 trainers, for the benchmarks of a training step"
 
-$(STAMP): pyproject.toml constraints.txt src/eyas/drafter/kernels/rows.cpp
+$(STAMP): pyproject.toml setup.py constraints.txt src/eyas/drafter/kernels/rows.cpp
 	@echo "installing into $(VENV)/ (once, some minutes)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0

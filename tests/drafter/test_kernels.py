@@ -16,6 +16,7 @@ from eyas.drafter.loss import MIN_ACCEPTANCE, LossTask, draft_loss
 from eyas.drafter.teacher import Teacher
 from eyas.drafter.vocabulary import DraftVocabulary
 from tests.drafter.naive import row_loss
+from tests.drafter.passes import look_again
 
 BUILT = {"_rows": True, "_rows_v3": "AVX2", "_rows_v4": "AVX512"}
 NARROW = [torch.float32, torch.bfloat16]
@@ -272,24 +273,45 @@ def test_losses_of_a_vocabulary_equal_brute_force(passes, kind):
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("capability", ["AVX512", "AVX2", "DEFAULT", "VSX"])
+def test_the_latest_build_that_runs_and_is_there(capability, tmp_path, monkeypatch):
+    """Of builds of which an older compiler made only some; none of another processor's."""
+    order = ["_rows_v4", "_rows_v3", "_rows"]
+    runs = order[{"AVX512": 0, "AVX2": 1}.get(capability, 2) :]
+    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    try:
+        for there in [order, order[1:], order[2:], order[:1]]:
+            for path in tmp_path.iterdir():
+                path.unlink()
+            for name in there:
+                (tmp_path / f"{name}{EXTENSION_SUFFIXES[0]}").write_bytes(b"not a library")
+            look_again()
+            found = compiled.why_not()
+            wanted = next((name for name in runs if name in there), None)
+            assert found is not None
+            assert found.startswith(f"{wanted}." if wanted else "they were not built"), (found, wanted)
+    finally:
+        look_again()
+
+
 def test_functions_of_another_revision_are_not_called(monkeypatch):
     if (reason := compiled.why_not()) is not None:
         pytest.skip(f"no compiled passes: {reason}")
     x = torch.ones(2, 3)
     assert compiled.kernels_for(x) is not None
     assert compiled.kernels_for(x.double()) is None
-    for cached in (compiled._library, compiled._kernels):
-        cached.cache_clear()
+    look_again()
     try:
         monkeypatch.setattr(compiled, "REVISION", compiled.REVISION + 1)
         assert "other source" in (compiled.why_not() or "")
         assert compiled.kernels_for(x) is None
         monkeypatch.undo()
+        look_again()
         monkeypatch.setattr(compiled, "__file__", "/nowhere/compiled.py")
         assert "compiler" in (compiled.why_not() or "")
     finally:
-        for cached in (compiled._library, compiled._kernels):
-            cached.cache_clear()
+        look_again()
 
 
 @pytest.mark.usefixtures("passes")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -22,8 +21,8 @@ REVISION = 1
 USE = {"compiled": True}
 """Take the compiled passes where they are; off: torch's operations."""
 
-_GENERATIONS = {"AVX512": "_rows_v4", "AVX2": "_rows_v3"}
-_OTHERS = "_rows"
+_BUILDS = {"AVX512": ("_rows_v4", "_rows_v3", "_rows"), "AVX2": ("_rows_v3", "_rows")}
+_FOR_ANY = ("_rows",)
 _LARGE_COPY = 1 << 20  # bytes from which a copy is shared among threads
 # p: a pointer, i: int64, f: float; in the order of rows.cpp
 _ARGUMENTS = {
@@ -45,10 +44,6 @@ _TYPES: dict[str, type[ctypes._SimpleCData[Any]]] = {
     "f": ctypes.c_float,
 }
 _SUFFIXES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-
-
-class NotBuilt(Exception):
-    """There are no compiled passes for this installation; says why."""
 
 
 class Kernels:
@@ -271,65 +266,65 @@ def copy_rows(place: Tensor, rows: Tensor) -> None:
     """``place.copy_(rows)``; ``[n, c]`` of one type on the CPU are written past the caches."""
     alike = place.dtype == rows.dtype and place.shape == rows.shape
     here = place.device.type == rows.device.type == "cpu"
-    if alike and here and place.ndim == 2 and place.stride(1) == rows.stride(1) == 1 and USE["compiled"]:
-        with suppress(NotBuilt):
-            size = rows.element_size()
-            many = rows.numel() * size >= _LARGE_COPY
-            _copy()(
-                place.data_ptr(),
-                place.stride(0) * size,
-                rows.data_ptr(),
-                rows.stride(0) * size,
-                len(rows),
-                rows.shape[1] * size,
-                torch.get_num_threads() if many else 1,
-            )
-            return
-    place.copy_(rows)
+    even = place.ndim == 2 and place.stride(1) == rows.stride(1) == 1
+    copy = _copy() if alike and here and even and USE["compiled"] else None
+    if copy is None:
+        place.copy_(rows)
+        return
+    size = rows.element_size()
+    many = rows.numel() * size >= _LARGE_COPY
+    copy(
+        place.data_ptr(),
+        place.stride(0) * size,
+        rows.data_ptr(),
+        rows.stride(0) * size,
+        len(rows),
+        rows.shape[1] * size,
+        torch.get_num_threads() if many else 1,
+    )
 
 
 def kernels_for(x: Tensor) -> Kernels | None:
     """The passes for a tensor's arithmetic and device, where there are any."""
     if x.device.type != "cpu" or x.dtype not in _SUFFIXES or not USE["compiled"]:
         return None
-    try:
-        return _kernels(x.dtype)
-    except NotBuilt:
-        return None
+    return _kernels(x.dtype)
 
 
 def why_not() -> str | None:
     """Why there are no compiled passes on this machine; None where there are."""
-    try:
-        _library()
-    except NotBuilt as error:
-        return str(error)
-    return None
+    found = _library()
+    return found if isinstance(found, str) else None
 
 
 @cache
-def _kernels(dtype: torch.dtype) -> Kernels:
-    return Kernels(_library(), _SUFFIXES[dtype])
+def _kernels(dtype: torch.dtype) -> Kernels | None:
+    found = _library()
+    return None if isinstance(found, str) else Kernels(found, _SUFFIXES[dtype])
 
 
 @cache
-def _copy() -> Callable[..., None]:
-    function = _library().eyas_copy_rows
+def _copy() -> Callable[..., None] | None:
+    found = _library()
+    if isinstance(found, str):
+        return None
+    function = found.eyas_copy_rows
     function.restype, function.argtypes = None, [_TYPES[letter] for letter in "pipiiii"]
     return function
 
 
 @cache
-def _library() -> ctypes.CDLL:
-    name = _GENERATIONS.get(torch.backends.cpu.get_cpu_capability(), _OTHERS)
-    path = Path(__file__).with_name(name + EXTENSION_SUFFIXES[0])
-    if not path.exists():
-        raise NotBuilt("they were not built when eyas was installed, for want of a C++ compiler")
+def _library() -> ctypes.CDLL | str:
+    """The build for this processor, or why there is none."""
+    names = _BUILDS.get(torch.backends.cpu.get_cpu_capability(), _FOR_ANY)
+    paths = [Path(__file__).with_name(name + EXTENSION_SUFFIXES[0]) for name in names]
+    path = next((path for path in paths if path.exists()), None)
+    if path is None:
+        return "they were not built when eyas was installed, for want of a C++ compiler"
     try:
         handle = ctypes.CDLL(str(path))
     except OSError as error:  # another OpenMP than torch's was expected
-        raise NotBuilt(f"{path.name} cannot be loaded: {error}") from error
-    found = ctypes.c_int64.in_dll(handle, "eyas_rows_revision").value
-    if found != REVISION:
-        raise NotBuilt("they were built from other source than this; install eyas again")
+        return f"{path.name} cannot be loaded: {error}"
+    if ctypes.c_int64.in_dll(handle, "eyas_rows_revision").value != REVISION:
+        return "they were built from other source than this; install eyas again"
     return handle
