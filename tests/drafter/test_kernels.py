@@ -111,6 +111,21 @@ def test_exponentials_over_their_whole_range(library):
     assert far.tolist() == [[1.0, 0.0, 0.0, 0.0]]
 
 
+def test_numbers_are_rounded_to_bfloat16_as_torch_rounds_them(library):
+    """Turning (1, 0) by an angle gives its cosine: any float32, ties, tiny ones, every kind of NaN."""
+    upper = torch.arange(0, 1 << 16, 37, dtype=torch.int64)
+    lower = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
+    bits = ((upper.unsqueeze(1) << 16) | lower).flatten()
+    bits = torch.cat([bits, torch.tensor([0x7F800001, 0xFF800001, 0x7FFFFFFF, 0x7F800000, 0x7F7FFFFF])])
+    numbers = torch.from_numpy(bits.numpy().astype(np.uint32).view(np.float32))
+    x = torch.tensor([1.0, 0.0], dtype=torch.bfloat16).expand(len(numbers), 1, 2).contiguous()
+    column = numbers.unsqueeze(1)
+    turned = compiled.Kernels(library, "bfloat16").turn(x, column, torch.zeros_like(column))[:, 0, 0]
+    wanted = numbers.bfloat16()
+    assert torch.equal(turned.isnan(), numbers.isnan())
+    assert torch.equal(turned[~turned.isnan()], wanted[~wanted.isnan()])
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_what_is_not_finite_is_not_hidden(kernels, dtype, bad):
     logits, teacher = draw(2, 40, dtype=dtype), torch.softmax(draw(2, 40, seed=1), -1)
@@ -169,17 +184,17 @@ def test_turn(kernels, dtype, back):
 
 
 def test_softmax_of_scores_over_what_is_seen(kernels, dtype):
-    groups, queries, group, keys = 2, 4, 3, 21
+    groups, queries, group, keys = 2, 5, 3, 21
     scores = draw(groups, queries, group, keys, scale=3.0, dtype=dtype)
     d_weights = draw(groups, queries, group, keys, seed=1, dtype=dtype)
     mean = draw(groups, queries, group, seed=2)
-    seen = torch.tensor([0, 1, 17, 30])
+    seen = torch.tensor([0, 1, 17, 30, -3])  # rows that are filled up may see fewer than none
     exact, gradient = scores.double(), d_weights.double()
     weights = scores.clone()
     normaliser = kernels.weights_of_scores(weights, seen)
     again = scores.clone()
     kernels.gradient_of_scores(again, d_weights, seen, normaliser, mean)
-    for query, count in enumerate([0, 1, 17, 21]):
+    for query, count in enumerate([0, 1, 17, 21, 0]):
         wanted = torch.zeros(groups, group, keys, dtype=torch.float64)
         wanted[..., :count] = torch.softmax(exact[:, query, :, :count], -1)
         close(weights[:, query], wanted, dtype)
