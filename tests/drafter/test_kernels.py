@@ -260,6 +260,10 @@ def test_results_do_not_depend_on_the_number_of_threads(kernels, dtype):
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
+def test_either_way_is_taken_where_it_is_asked_for(passes):
+    assert (compiled.kernels_for(torch.zeros(1)) is not None) == (passes == "compiled")
+
+
 @pytest.mark.parametrize("kind", ["soft_ce", "kl", "lk", "mixed"])
 def test_losses_of_a_vocabulary_equal_brute_force(passes, kind):
     """Chunks of logits and rows left out between steps, in float32, with and without the compiled passes."""

@@ -236,6 +236,20 @@ def test_a_sample_without_a_needed_last_state_is_named():
         pack([doubled], device=CPU, dtype=torch.float64, steps=2)
 
 
+@pytest.mark.usefixtures("passes")
+def test_of_more_last_states_than_needed_the_needed_ones_are_taken():
+    """Two answers of a sample whose last states are all there: their teacher rows lie apart."""
+    sample, (_, _, aux, last) = make_sample("all", 20, [(3, 8), (12, 17)], 0)
+    whole = TrainingSample(
+        "all", sample.tokens, sample.spans, sample.aux, torch.as_tensor(last), np.arange(20)
+    )
+    batch = pack([sample, whole], device=CPU, dtype=torch.float32, steps=2)
+    rows = [3, 4, 5, 6, 12, 13, 14, 15]
+    wanted = torch.as_tensor(last)[rows].float()
+    assert torch.equal(batch.teacher, torch.cat([wanted, wanted]))
+    assert torch.equal(batch.aux, torch.as_tensor(aux)[:15].float().repeat(2, 1, 1))
+
+
 def test_rows_behind_the_last_supervised_one_are_left_out():
     sample, _ = make_sample("tail", 20, [(3, 8)], 0)
     batch = pack([sample], device=CPU, dtype=torch.float64, steps=2)

@@ -66,10 +66,12 @@ def test_turning_equals_complex_multiplication():
 
 @pytest.mark.usefixtures("passes")
 @pytest.mark.parametrize(("dtype", "step"), [(torch.float32, 1e-6), (torch.bfloat16, 2**-7)])
-def test_keys_that_lie_beside_values_are_turned_and_so_is_their_gradient(dtype, step):
+@pytest.mark.parametrize("by_head", [False, True])
+def test_keys_that_lie_beside_values_are_turned_and_so_is_their_gradient(dtype, step, by_head):
     """As complex numbers, whose gradient is the product with the conjugate factor."""
     generator = torch.Generator().manual_seed(5)
-    both = torch.randn(7, 4, 6, generator=generator).to(dtype).requires_grad_()
+    both = torch.randn(*((4, 7) if by_head else (7, 4)), 6, generator=generator).to(dtype)
+    both = (both.transpose(0, 1) if by_head else both).requires_grad_()
     gradient = torch.randn(7, 2, 6, generator=generator).to(dtype)
     cosine, sine = RotaryPositions(6, 100.0, None, 10).angles(torch.arange(3, 10), torch.float32)
     found = rotate(both.chunk(2, dim=-2)[0], cosine, sine)
