@@ -55,16 +55,16 @@ def test_a_gate_in_bfloat16():
 
 
 def test_inputs_whose_numbers_do_not_lie_side_by_side():
-    x, gate, up, gradient = draw(*[(WIDTH, ROWS)] * 4, dtype=torch.float32)
+    x, gate, up, gradient = draw(*[(WIDTH, ROWS)] * 2, *[(ROWS, WIDTH)] * 2, dtype=torch.float32)
     weight = torch.ones(WIDTH)
     leaves = [t.requires_grad_() for t in (x, gate, up)]
-    found = rms_norm(x.T, weight, 1e-5) + silu_gated(gate.T, up.T)
-    found.backward(gradient.T)
+    found = rms_norm(x.T, weight, 1e-5) + silu_gated(gate.T, up)
+    found.backward(gradient)
     wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
     normed = wide[0].T / (wide[0].T.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-    exact = normed + wide[1].T * wide[1].T.sigmoid() * wide[2].T
+    exact = normed + wide[1].T * wide[1].T.sigmoid() * wide[2]
     torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
-    exact.backward(gradient.T.double())
+    exact.backward(gradient.double())
     for leaf, other in zip(leaves, wide, strict=True):
         torch.testing.assert_close(leaf.grad.double(), other.grad, rtol=1e-5, atol=1e-5)
 
