@@ -433,7 +433,7 @@ void eyas_copy_rows(char* to, int64_t to_stride, const char* from, int64_t from_
             }
         }
 #endif
-        std::memcpy(place, source, left);
+        if (left > 0) std::memcpy(place, source, left);
 #ifdef __SSE2__
         _mm_sfence();
 #endif
