@@ -66,6 +66,7 @@ float widened(const T* from, float* row, int64_t width) {
     return peak;
 }
 
+// Numbered as in compiled.py.
 enum Kind { SOFT_CE = 0, LK = 1, MIXED = 2 };
 
 template <class T>
