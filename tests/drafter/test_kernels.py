@@ -254,6 +254,25 @@ def test_results_do_not_depend_on_the_number_of_threads(kernels, dtype):
             normed, scales = kernels.norm(x, weight, 1e-5)
             d_x, d_weight = kernels.norm_gradient(gradient, x, weight, scales, of_x=True)
             results.append([losses, logits, normed, d_x, d_weight, kernels.gate(x, gradient)])
+            results[-1] += kernels.gate_gradient(x, gradient, x)
+            results[-1] += kernels.softmax_rows(x, entropy=True)
+            heads = x.view(101, 4, 16)
+            results[-1].append(
+                kernels.turn(heads, teacher[:, :8].contiguous(), teacher[:, 8:16].contiguous())
+            )
+            scores, d_scores = (
+                x[:100].reshape(2, 25, 2, 64).clone(),
+                gradient[:100].reshape(2, 25, 2, 64).clone(),
+            )
+            again, seen = scores.clone(), torch.arange(25)
+            normaliser = kernels.weights_of_scores(scores, seen)
+            kernels.gradient_of_scores(again, d_scores, seen, normaliser, normaliser.nan_to_num(neginf=0.0))
+            results[-1] += [scores, normaliser, again, d_scores]
+            own = [draw(3, 101, 2, 16, seed=seed, dtype=dtype) for seed in (5, 6)]
+            output, sums, d_query = gradient.view(101, 4, 16).clone(), draw(101, 4, seed=7), heads.clone()
+            kernels.merge_own(heads, *own, output, sums)
+            results[-1] += kernels.merge_own_gradient(heads, heads, *own, output, sums, d_query)
+            results[-1] += [output, sums, d_query]
     finally:
         torch.set_num_threads(before)
     for other in results[1:]:
@@ -345,6 +364,23 @@ def test_rows_are_copied_and_nothing_beside_them(dtype):
             wanted = torch.full((3, 300), 7, dtype=dtype)
             wanted[:, first : first + width] = source[:, 11 : 11 + width]
             assert torch.equal(wide, wanted), (first, width)
+
+
+@pytest.mark.usefixtures("passes")
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_large_copy_is_whole_however_many_threads_share_it(threads):
+    source = torch.randint(0, 1 << 30, (701, 1001), generator=torch.Generator().manual_seed(1))
+    assert source.nbytes > compiled._LARGE_COPY
+    place = torch.zeros(701, 1100, dtype=torch.int64)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        compiled.copy_rows(place[:, 50:1051], source)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(place[:, 50:1051], source)
+    assert (place[:, :50] == 0).all()
+    assert (place[:, 1051:] == 0).all()
 
 
 @pytest.mark.usefixtures("passes")

@@ -69,6 +69,17 @@ def test_inputs_whose_numbers_do_not_lie_side_by_side():
         torch.testing.assert_close(leaf.grad.double(), other.grad, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_row_alone(dtype):
+    """``[H]`` without any dimension before it."""
+    x, gradient = draw((WIDTH,), (WIDTH,), dtype=dtype)
+    weight = torch.full((WIDTH,), 2.0, requires_grad=True)
+    rms_norm(x.requires_grad_(), weight, 1e-5).backward(gradient)
+    exact = x.detach().double().requires_grad_()
+    (2 * exact / (exact.square().mean() + 1e-5).sqrt()).backward(gradient.double())
+    torch.testing.assert_close(x.grad.double(), exact.grad, rtol=1e-5, atol=1e-5)
+
+
 def test_a_norm_whose_input_needs_no_gradient():
     x, weight = draw((ROWS, WIDTH), (WIDTH,))
     weight.requires_grad_()

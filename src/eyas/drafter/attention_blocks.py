@@ -150,7 +150,7 @@ class _Seen:
     """
 
     def __init__(self, counts: Tensor, all_see: int) -> None:
-        self._counts, self._start = counts, all_see
+        self._counts, self._all_see = counts, all_see
 
     def softmax(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Weights and log-sum-exp ``[G, n, group]`` of ``scores [G, n, group, r]``, which may be changed."""
@@ -186,9 +186,9 @@ class _Seen:
         """Wide scores, those of unseen keys below all others; and for the keys that not all queries see
         ``[n, 1, r']``, one where a key is seen and zero elsewhere."""
         wide = scores.to(wide_dtype(scores.dtype))
-        keys = torch.arange(self._start, scores.shape[-1], device=scores.device)
+        keys = torch.arange(self._all_see, scores.shape[-1], device=scores.device)
         seen = (keys < self._counts.unsqueeze(1)).to(wide.dtype).unsqueeze(1)
-        wide[..., self._start :].add_((seen - 1) * (torch.finfo(wide.dtype).max / 4))
+        wide[..., self._all_see :].add_((seen - 1) * (torch.finfo(wide.dtype).max / 4))
         return wide, seen
 
     def _exponentials(self, scores: Tensor, peak: Tensor, seen: Tensor) -> Tensor:
@@ -198,7 +198,7 @@ class _Seen:
         so unseen scores are lifted before it and removed after it.
         """
         scores.sub_(peak)
-        behind = scores[..., self._start :]
+        behind = scores[..., self._all_see :]
         behind.clamp_(min=_LEAST_EXPONENT[scores.dtype])
         scores.exp_()
         behind.mul_(seen)

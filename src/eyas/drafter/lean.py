@@ -6,7 +6,7 @@ input, and the gate's activation behind: half of what a draft step keeps.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -37,11 +37,11 @@ def silu_gated(gate: Tensor, up: Tensor) -> Tensor:
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        kernels = kernels_for(x)
-        if kernels is not None and weight.dtype == torch.float32:
-            normed, scale = kernels.norm(x.contiguous(), weight, eps)
+        ctx.kernels = kernels_for(x) if weight.dtype == torch.float32 else None
+        if ctx.kernels is not None:
+            normed, scale = ctx.kernels.norm(x.contiguous(), weight, eps)
             ctx.save_for_backward(x, weight, scale)
-            return normed
+            return cast(Tensor, normed)
         wide = x.to(wide_dtype(x.dtype))
         scale = wide.square().mean(dim=-1, keepdim=True).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
@@ -50,18 +50,18 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight, scale = ctx.saved_tensors
-        if scale.ndim == 1:
-            kernels = kernels_for(x)
-            assert kernels is not None
+        if ctx.kernels is not None:
             of_x, of_weight = ctx.needs_input_grad[:2]
-            made, of_rows = kernels.norm_gradient(
+            made, of_rows = ctx.kernels.norm_gradient(
                 gradients[0].contiguous(), x.contiguous(), weight, scale, of_x=of_x
             )
             return made, of_rows if of_weight else None, None
         gradient = gradients[0].to(scale.dtype)
         normed = x.to(scale.dtype) * scale
         product = gradient * normed
-        d_weight = product.flatten(0, -2).sum(dim=0).to(weight.dtype) if ctx.needs_input_grad[1] else None
+        d_weight = (
+            product.reshape(-1, x.shape[-1]).sum(dim=0).to(weight.dtype) if ctx.needs_input_grad[1] else None
+        )
         if not ctx.needs_input_grad[0]:
             return None, d_weight, None
         # d(x / r) for r = root of the mean square: what lies along x goes into r and is lost
